@@ -1,0 +1,62 @@
+"""Every exception that sa-jobs raises on purpose."""
+
+from __future__ import annotations
+
+
+class SaJobsError(Exception):
+    """Base of every error that sa-jobs raises on purpose."""
+
+
+class InvalidJobError(SaJobsError, ValueError):
+    """A job's value is outside what the queue can hold; nothing was sent to the database."""
+
+
+class InvalidJobTypeError(SaJobsError, TypeError):
+    """A job's value has a type that the queue cannot hold; nothing was sent to the database."""
+
+
+class UnknownHandlerError(SaJobsError, LookupError):
+    """A handler was named that the registry does not have; nothing was sent to the database."""
+
+
+class DuplicateJobError(SaJobsError):
+    """`on_conflict="raise"`: a job with this key exists already; the transaction stays usable.
+
+    `id` is the existing job's.
+    """
+
+    def __init__(self, message: str, *, id: int) -> None:
+        super().__init__(message)
+        self.id = id
+
+
+class EnqueueRaceError(SaJobsError):
+    """The job that holds the key kept appearing and vanishing; roll back and try again."""
+
+
+class HandlerError(SaJobsError, TypeError):
+    """A function cannot be registered as a handler; the text says why, and the way out."""
+
+
+class AttachError(SaJobsError, ValueError):
+    """`attach()` cannot put the tables into this metadata under this name."""
+
+
+class SchemaVersionError(SaJobsError):
+    """The tables are absent, or too old or new for this package; the text names the command."""
+
+
+class MigrationError(SaJobsError):
+    """A migration step cannot run as asked; the text names the step and the way out."""
+
+
+class DatabaseUrlError(SaJobsError, ValueError):
+    """No database is named, or not by the URL of a PostgreSQL one; the text says what to set."""
+
+
+class WorkerError(SaJobsError):
+    """The worker cannot start or go on; the text says what to change."""
+
+
+class TransactionError(SaJobsError, RuntimeError):
+    """A transactional handler tried to end the transaction that its job's finish belongs to."""

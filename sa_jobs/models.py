@@ -1,0 +1,368 @@
+"""The tables, as declarative mixins: the only place that knows their columns.
+
+`attach()` puts them into a host's metadata under any name and schema; the default mapping (`Job`,
+`Failure`, ... on `metadata`) is for `select(Job)` where no host metadata is wanted.
+
+Rules that all tables keep: no id or counter narrower than bigint; timestamptz only, written from
+the database's clock; states are text with a named CHECK, since a native enum outlives a downgrade;
+every constraint and index is named explicitly, so that a host's naming convention cannot rename it.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    ForeignKeyConstraint,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    SmallInteger,
+    Table,
+    Text,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    Mapped,
+    mapped_column,
+    registry,
+)
+from sqlalchemy.schema import BLANK_SCHEMA
+from sqlalchemy.sql.elements import conv
+from sqlalchemy.types import JSON
+
+from sa_jobs import ddl
+from sa_jobs.errors import AttachError
+
+DEFAULT_NAME = "sa_jobs"
+STATES = ("ready", "running", "done", "dead", "cancelled")
+FINAL_STATES = ("done", "dead", "cancelled")
+
+# SQLite is for hosts' unit tests: attach, create_all and enqueue work there, a worker does not.
+_Id = BigInteger().with_variant(Integer(), "sqlite")
+_Json = JSONB(none_as_null=True).with_variant(JSON(none_as_null=True), "sqlite")
+_Time = DateTime(timezone=True)
+
+
+def _id() -> Mapped[int]:
+    return mapped_column(_Id, Identity(always=False), autoincrement=True)
+
+
+def _now() -> Mapped[dt.datetime]:
+    return mapped_column(_Time, nullable=False, server_default=func.now())
+
+
+class JobMixin:
+    """A job.
+
+    `status` is ready, running, done, dead or cancelled; later work is ready with a later `run_at`.
+    While it runs, `locked_by` owns it until `leased_until`; afterwards `locked_by` keeps the last
+    owner, by which a worker recognises a write whose answer was lost.
+    """
+
+    id: Mapped[int] = _id()
+    queue: Mapped[str] = mapped_column(Text, nullable=False)
+    handler: Mapped[str] = mapped_column(Text, nullable=False)
+    payload: Mapped[Any] = mapped_column(_Json, nullable=False, server_default=text("'{}'"))
+    status: Mapped[str] = mapped_column(Text, nullable=False, server_default=text("'ready'"))
+    priority: Mapped[int] = mapped_column(SmallInteger, nullable=False, server_default=text("0"))
+    tenant: Mapped[str | None] = mapped_column(Text, nullable=True)
+    run_at: Mapped[dt.datetime] = _now()
+    scheduled_for: Mapped[dt.datetime | None] = mapped_column(_Time, nullable=True)
+    attempts: Mapped[int] = mapped_column(BigInteger, nullable=False, server_default=text("0"))
+    max_attempts: Mapped[int] = mapped_column(BigInteger, nullable=False, server_default=text("20"))
+    claim_no: Mapped[int] = mapped_column(BigInteger, nullable=False, server_default=text("0"))
+    locked_by: Mapped[str | None] = mapped_column(Text, nullable=True)
+    claimed_at: Mapped[dt.datetime | None] = mapped_column(_Time, nullable=True)
+    leased_until: Mapped[dt.datetime | None] = mapped_column(_Time, nullable=True)
+    cancel_requested_at: Mapped[dt.datetime | None] = mapped_column(_Time, nullable=True)
+    idempotency_key: Mapped[str | None] = mapped_column(Text, nullable=True)
+    unique_key: Mapped[str | None] = mapped_column(Text, nullable=True)
+    result: Mapped[Any] = mapped_column(_Json, nullable=True)
+    last_error: Mapped[str | None] = mapped_column(Text, nullable=True)
+    meta: Mapped[Any] = mapped_column(_Json, nullable=False, server_default=text("'{}'"))
+    created_at: Mapped[dt.datetime] = _now()
+    updated_at: Mapped[dt.datetime] = _now()
+    finished_at: Mapped[dt.datetime | None] = mapped_column(_Time, nullable=True)
+
+
+class FailureMixin:
+    """One failed attempt of a job: when, on which worker, and the error's text."""
+
+    id: Mapped[int] = _id()
+    job_id: Mapped[int] = mapped_column(BigInteger, nullable=False)
+    queue: Mapped[str] = mapped_column(Text, nullable=False)
+    handler: Mapped[str] = mapped_column(Text, nullable=False)
+    attempt: Mapped[int] = mapped_column(BigInteger, nullable=False)
+    claim_no: Mapped[int] = mapped_column(BigInteger, nullable=False)
+    worker: Mapped[str | None] = mapped_column(Text, nullable=True)
+    error: Mapped[str] = mapped_column(Text, nullable=False)
+    claimed_at: Mapped[dt.datetime | None] = mapped_column(_Time, nullable=True)
+    failed_at: Mapped[dt.datetime] = _now()
+
+
+class WorkerMixin:
+    """A worker that was seen alive: a view for operators, never the base of a job's ownership."""
+
+    id: Mapped[str] = mapped_column(Text, nullable=False)
+    host: Mapped[str] = mapped_column(Text, nullable=False)
+    pid: Mapped[int] = mapped_column(BigInteger, nullable=False)
+    version: Mapped[str] = mapped_column(Text, nullable=False)
+    queues: Mapped[Any] = mapped_column(_Json, nullable=False)
+    handlers: Mapped[Any] = mapped_column(_Json, nullable=False)
+    concurrency: Mapped[int] = mapped_column(BigInteger, nullable=False)
+    running: Mapped[int] = mapped_column(BigInteger, nullable=False, server_default=text("0"))
+    started_at: Mapped[dt.datetime] = _now()
+    heartbeat_at: Mapped[dt.datetime] = _now()
+    alive_until: Mapped[dt.datetime] = mapped_column(_Time, nullable=False)
+
+
+class SleeperMixin:
+    """A queue on which some worker sleeps: only then does an enqueue send a notification."""
+
+    queue: Mapped[str] = mapped_column(Text, nullable=False)
+    asleep_until: Mapped[dt.datetime] = mapped_column(_Time, nullable=False)
+
+
+class StepMixin:
+    """The step marker: one row, the newest migration step that these tables have."""
+
+    revision: Mapped[str] = mapped_column(Text, nullable=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """The tables under one name and schema, and the classes that are mapped to them."""
+
+    name: str
+    schema: str | None
+    jobs: Table
+    failures: Table
+    workers: Table
+    sleepers: Table
+    step: Table
+    Job: type[JobMixin] = field(repr=False)
+    Failure: type[FailureMixin] = field(repr=False)
+    Worker: type[WorkerMixin] = field(repr=False)
+    Sleeper: type[SleeperMixin] = field(repr=False)
+    Step: type[StepMixin] = field(repr=False)
+
+    @property
+    def all(self) -> tuple[Table, ...]:
+        """Every table, the jobs first."""
+        return (self.jobs, self.failures, self.workers, self.sleepers, self.step)
+
+
+def attach(
+    base: type[DeclarativeBase] | type[Any] | MetaData,
+    *,
+    name: str = DEFAULT_NAME,
+    schema: Any = None,
+) -> Tables:
+    """Put the queue's tables into a declarative base or a MetaData, and return them.
+
+    On a declarative base the classes are mapped in the host's registry as `SaJobsJob`,
+    `SaJobsFailure`, ..., so that host models can hold foreign keys and relationships to them; they
+    do not inherit from the base, whose own columns and dataclass rules would reach them. The
+    tables are called `name`, `name_failures`, ... `schema=None` means the metadata's own schema;
+    `BLANK_SCHEMA` (from sqlalchemy.schema) means none.
+
+    Raises AttachError for a name or schema that is no plain identifier, a name so long that
+    PostgreSQL would cut one of ours, or a metadata that already has such a table.
+    """
+    if isinstance(base, MetaData):
+        metadata, mappings = base, registry(metadata=base)
+    else:
+        metadata, mappings = _declarative(base)
+    resolved = _resolve_schema(schema, metadata)
+    _check_names(name, resolved, metadata)
+    bridge = _bridge(mappings, metadata)
+    tables = _map(bridge, _class_prefix(name, resolved, metadata), name, resolved)
+    metadata.info.setdefault("sa_jobs", []).append(tables)
+    return tables
+
+
+def _declarative(base: Any) -> tuple[MetaData, registry]:
+    mappings = getattr(base, "registry", None)
+    metadata = getattr(base, "metadata", None)
+    if not isinstance(mappings, registry) or not isinstance(metadata, MetaData):
+        raise AttachError(
+            f"attach() takes a declarative base (Flask-SQLAlchemy: db.Model) or a MetaData, "
+            f"not {base!r}"
+        )
+    return metadata, mappings
+
+
+def _class_prefix(name: str, schema: str | None, metadata: MetaData) -> str:
+    """Return what our classes' names begin with: relationships by name need them to differ."""
+    prefix = "SaJobs" if name == DEFAULT_NAME else _in_camel_case(name)
+    if any(attached.name == name for attached in metadata.info.get("sa_jobs", ())):
+        prefix += _in_camel_case(schema or "no_schema")
+    return prefix
+
+
+def _in_camel_case(name: str) -> str:
+    return "".join(part.title() for part in name.split("_"))
+
+
+def _bridge(mappings: registry, metadata: MetaData) -> type[DeclarativeBase]:
+    """Return a bare declarative base that maps into the host's registry and metadata."""
+    return type("SaJobsBase", (DeclarativeBase,), {"registry": mappings, "metadata": metadata})
+
+
+def _resolve_schema(schema: Any, metadata: MetaData) -> str | None:
+    if schema is BLANK_SCHEMA:
+        return None
+    if schema is None:
+        return metadata.schema
+    return cast("str", schema)
+
+
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def _check_names(name: str, schema: str | None, metadata: MetaData) -> None:
+    for what, value in (("name", name), ("schema", schema)):
+        if value is not None and not (
+            isinstance(value, str) and _IDENTIFIER.fullmatch(value) and len(value) <= 63
+        ):
+            raise AttachError(
+                f"{what}={value!r} must be a plain identifier: letters, digits and underscores, "
+                "not starting with a digit, at most 63 characters"
+            )
+    longest = name + max(ddl.SUFFIXES, key=len)
+    if len(longest) > 63:
+        raise AttachError(
+            f"name={name!r} is too long: PostgreSQL would cut {longest!r} to 63 bytes; "
+            f"use at most {63 - len(longest) + len(name)} characters"
+        )
+    for suffix in ddl.TABLE_SUFFIXES:
+        key = f"{schema}.{name}{suffix}" if schema else name + suffix
+        if key in metadata.tables:
+            raise AttachError(
+                f"the metadata already has a table {key!r}: attach() each queue once, "
+                "or choose another name="
+            )
+
+
+def _map(bridge: type[DeclarativeBase], prefix: str, name: str, schema: str | None) -> Tables:
+    def mapped(class_name: str, mixin: type[Any], suffix: str, *arguments: Any) -> Any:
+        namespace = {
+            "__module__": __name__,
+            "__doc__": mixin.__doc__,
+            "__tablename__": name + suffix,
+            # None would mean the metadata's own.
+            "__table_args__": (*arguments, {"schema": schema or BLANK_SCHEMA}),
+        }
+        return type(prefix + class_name, (mixin, bridge), namespace)
+
+    def named(suffix: str) -> str:
+        return conv(name + suffix)
+
+    def partial_index(suffix: str, where: str, *columns: Any, unique: bool = False) -> None:
+        condition = text(where)
+        Index(
+            named(suffix),
+            *columns,
+            unique=unique,
+            postgresql_where=condition,
+            sqlite_where=condition,
+        )
+
+    job = mapped(
+        "Job",
+        JobMixin,
+        "",
+        PrimaryKeyConstraint("id", name=named("_pkey")),
+        CheckConstraint(
+            "status IN ('ready', 'running', 'done', 'dead', 'cancelled')",
+            name=named("_status_check"),
+        ),
+        # So that hand-written SQL cannot break the fence.
+        CheckConstraint(
+            "(status = 'running') = (locked_by IS NOT NULL AND leased_until IS NOT NULL)",
+            name=named("_lease_check"),
+        ),
+        CheckConstraint("max_attempts >= 1", name=named("_max_attempts_check")),
+    )
+    jobs = cast("Table", job.__table__)
+    c = jobs.c
+    partial_index("_ready_idx", "status = 'ready'", c.queue, c.priority.desc(), c.run_at, c.id)
+    # Not on leased_until: a heartbeat must touch no indexed column to stay a HOT update.
+    partial_index("_running_idx", "status = 'running'", c.locked_by, c.id)
+    partial_index("_dead_idx", "status = 'dead'", c.finished_at)
+    partial_index(
+        "_idempotency_key_idx", "idempotency_key IS NOT NULL", c.idempotency_key, unique=True
+    )
+    partial_index(
+        "_unique_key_idx",
+        "unique_key IS NOT NULL AND status IN ('ready', 'running')",
+        c.unique_key,
+        unique=True,
+    )
+
+    failure = mapped(
+        "Failure",
+        FailureMixin,
+        "_failures",
+        PrimaryKeyConstraint("id", name=named("_failures_pkey")),
+        ForeignKeyConstraint(
+            ["job_id"], [jobs.c.id], name=named("_failures_job_id_fkey"), ondelete="CASCADE"
+        ),
+        Index(named("_failures_job_id_idx"), "job_id"),
+    )
+    worker = mapped(
+        "Worker",
+        WorkerMixin,
+        "_workers",
+        PrimaryKeyConstraint("id", name=named("_workers_pkey")),
+    )
+    sleeper = mapped(
+        "Sleeper",
+        SleeperMixin,
+        "_sleepers",
+        PrimaryKeyConstraint("queue", name=named("_sleepers_pkey")),
+    )
+    step = mapped(
+        "Step",
+        StepMixin,
+        "_step",
+        PrimaryKeyConstraint("revision", name=named("_step_pkey")),
+    )
+    tables = Tables(
+        name=name,
+        schema=schema,
+        jobs=jobs,
+        failures=failure.__table__,
+        workers=worker.__table__,
+        sleepers=sleeper.__table__,
+        step=step.__table__,
+        Job=job,
+        Failure=failure,
+        Worker=worker,
+        Sleeper=sleeper,
+        Step=step,
+    )
+    ddl.listen(tables)
+    return tables
+
+
+class Base(DeclarativeBase):
+    """The base of the default mapping, for programs without a declarative base of their own."""
+
+
+metadata = Base.metadata
+DEFAULT_TABLES = attach(Base)
+Job = DEFAULT_TABLES.Job
+Failure = DEFAULT_TABLES.Failure

@@ -1,0 +1,1 @@
+"""The steps: real Alembic revisions, immutable once released, and kept for ever."""

@@ -1,0 +1,68 @@
+"""A durable PostgreSQL job queue for applications that already use SQLAlchemy."""
+
+from sa_jobs.backoff import equal_jitter, exponential, fixed, full_jitter
+from sa_jobs.context import ClaimedJob, JobContext
+from sa_jobs.enqueue import (
+    Enqueued,
+    Row,
+    cancel,
+    enqueue,
+    enqueue_from_select,
+    enqueue_many,
+    retry,
+)
+from sa_jobs.errors import (
+    AttachError,
+    DuplicateJobError,
+    EnqueueRaceError,
+    HandlerError,
+    InvalidJobError,
+    InvalidJobTypeError,
+    MigrationError,
+    SaJobsError,
+    SchemaVersionError,
+    TransactionError,
+    UnknownHandlerError,
+    WorkerError,
+)
+from sa_jobs.handlers import Jobs
+from sa_jobs.models import Tables, attach
+from sa_jobs.outcome import Discard, Retry, Snooze
+from sa_jobs.worker import Worker
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AttachError",
+    "ClaimedJob",
+    "Discard",
+    "DuplicateJobError",
+    "EnqueueRaceError",
+    "Enqueued",
+    "HandlerError",
+    "InvalidJobError",
+    "InvalidJobTypeError",
+    "JobContext",
+    "Jobs",
+    "MigrationError",
+    "Retry",
+    "Row",
+    "SaJobsError",
+    "SchemaVersionError",
+    "Snooze",
+    "Tables",
+    "TransactionError",
+    "UnknownHandlerError",
+    "Worker",
+    "WorkerError",
+    "attach",
+    "cancel",
+    "enqueue",
+    "enqueue_from_select",
+    "enqueue_many",
+    "equal_jitter",
+    "exponential",
+    "fixed",
+    "full_jitter",
+    "retry",
+]

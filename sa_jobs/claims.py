@@ -1,0 +1,218 @@
+"""What workers call: claim, heartbeat, settle, release and reclaim, each on a given connection.
+
+The protocol. A claim takes a job for one worker until its lease ends, and counts the attempt. A
+heartbeat pushes the lease out. An outcome ends the claim. If the lease runs out first, any worker's
+reclaim takes the job back. Every write after the claim is fenced (see `statements`): what it names
+is no longer the worker's claim, it changes nothing, and the caller is told which writes landed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from sqlalchemy import Connection
+
+from sa_jobs import presence, statements
+from sa_jobs.context import ClaimedJob
+from sa_jobs.models import DEFAULT_TABLES, Tables
+from sa_jobs.outcome import Failed, Finished, Outcome, Released, Snoozed
+
+RECLAIM_BATCH = 500
+
+
+class Settled(NamedTuple):
+    """A job and the outcome that is to be written for its claim."""
+
+    job: ClaimedJob
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """What a heartbeat found, as ids.
+
+    `renewed`: the lease was pushed out; `cancel_requested`: of those, the ones asked to cancel;
+    `locked`: still the worker's, but the row is locked, so beat again soon; `lost`: no longer the
+    worker's. A claim that the worker has ended meanwhile is in none of them.
+    """
+
+    renewed: set[int]
+    cancel_requested: set[int]
+    locked: set[int]
+    lost: set[int]
+
+
+class Reclaimed(NamedTuple):
+    """A job that was taken back: from which worker, at which attempt, and its status now."""
+
+    id: int
+    queue: str
+    handler: str
+    attempt: int
+    worker: str | None
+    status: str
+
+
+def claim(
+    connection: Connection,
+    *,
+    worker: str,
+    queues: Sequence[str],
+    handlers: Sequence[str],
+    limit: int,
+    lease: float,
+    tables: Tables = DEFAULT_TABLES,
+) -> list[ClaimedJob]:
+    """Take up to `limit` due jobs for `worker` for `lease` seconds, in the order they should run.
+
+    Queues are served in the order given; within a queue: priority (high first), run_at, id. Never
+    returns a job whose handler is not among `handlers`, nor one that another claim holds.
+    """
+    rows = connection.execute(
+        statements.claim(tables),
+        {
+            "worker": worker,
+            "queues": list(queues),
+            "handlers": list(handlers),
+            "limit": limit,
+            "lease": lease,
+        },
+    )
+    jobs = [ClaimedJob(*row) for row in rows]
+    if len(jobs) > 1:
+        turn = {queue: position for position, queue in enumerate(queues)}
+        jobs.sort(key=lambda job: (-job.priority, turn[job.queue], job.run_at, job.id))
+    return jobs
+
+
+def heartbeat(
+    connection: Connection,
+    claims: Sequence[tuple[ClaimedJob, str | None]],
+    *,
+    worker: str,
+    lease: float,
+    tables: Tables = DEFAULT_TABLES,
+) -> Heartbeat:
+    """Renew the leases of claims, each given with its progress (JSON text or None)."""
+    rows = connection.execute(
+        statements.heartbeat(tables),
+        {
+            "ids": [job.id for job, _ in claims],
+            "claim_nos": [job.claim_no for job, _ in claims],
+            "progress": [progress for _, progress in claims],
+            "worker": worker,
+            "lease": lease,
+        },
+    ).all()
+    renewed = {row.id for row in rows}
+    missing = [job for job, _ in claims if job.id not in renewed]
+    now = _look_up(connection, missing, worker, tables)
+    return Heartbeat(
+        renewed=renewed,
+        cancel_requested={row.id for row in rows if row.cancel_requested},
+        locked={job_id for job_id, state in now.items() if state == "held"},
+        lost={job.id for job in missing} - set(now),
+    )
+
+
+def settle(
+    connection: Connection,
+    settled: Sequence[Settled],
+    *,
+    worker: str,
+    tables: Tables = DEFAULT_TABLES,
+) -> set[int]:
+    """Write outcomes of any kinds, and return the ids of the claims that were still the worker's.
+
+    Jobs that became ready wake sleeping workers. A failed attempt gets its row of history.
+    """
+    kinds: dict[type[Any], list[Settled]] = {}
+    for entry in sorted(settled, key=lambda entry: entry.job.id):
+        kinds.setdefault(type(entry.outcome), []).append(entry)
+    landed: set[int] = set()
+    ready_queues: set[str] = set()
+    for kind, entries in kinds.items():
+        statement, columns = _WRITES[kind]
+        parameters: dict[str, Any] = {
+            "worker": worker,
+            "ids": [entry.job.id for entry in entries],
+            "claim_nos": [entry.job.claim_no for entry in entries],
+        }
+        for parameter, attribute in columns.items():
+            parameters[parameter] = [getattr(entry.outcome, attribute) for entry in entries]
+        rows = connection.execute(statement(tables), parameters).all()
+        landed.update(row.id for row in rows)
+        if kind is Released:
+            ready_queues.update(row.queue for row in rows if row.status == "ready")
+    if ready_queues:
+        connection.execute(presence.wake(tables), {"queues": sorted(ready_queues)})
+    return landed
+
+
+def landed_before(
+    connection: Connection,
+    settled: Sequence[Settled],
+    *,
+    worker: str,
+    tables: Tables = DEFAULT_TABLES,
+) -> set[int]:
+    """Return the ids whose claim this worker has ended already, though no answer said so.
+
+    A commit can land while its answer is lost with the connection; the write is then tried again
+    and finds nothing to change. The row tells: it still names this claim and owner, and no lease.
+    """
+    now = _look_up(connection, [entry.job for entry in settled], worker, tables)
+    return {job_id for job_id, state in now.items() if state == "ended"}
+
+
+def reclaim(
+    connection: Connection, *, limit: int = RECLAIM_BATCH, tables: Tables = DEFAULT_TABLES
+) -> list[Reclaimed]:
+    """Take back jobs whose lease ran out, whoever held them, and return them.
+
+    Each is ready again while attempts remain, else dead. One statement; any number of workers may
+    call it at once. Jobs that became ready wake sleeping workers.
+    """
+    rows = connection.execute(statements.reclaim(tables), {"limit": limit}).all()
+    taken = [Reclaimed(*row) for row in rows]
+    queues = sorted({job.queue for job in taken if job.status == "ready"})
+    if queues:
+        connection.execute(presence.wake(tables), {"queues": queues})
+    return taken
+
+
+def sweep(
+    connection: Connection, *, limit: int = RECLAIM_BATCH, tables: Tables = DEFAULT_TABLES
+) -> list[Reclaimed]:
+    """Reclaim as one sweep at a time: return nothing where another transaction sweeps already.
+
+    Runs in the caller's transaction, which holds an advisory lock until it ends.
+    """
+    if not connection.execute(presence.sweep_lock(tables)).scalar():
+        return []
+    return reclaim(connection, limit=limit, tables=tables)
+
+
+_WRITES: dict[type[Any], tuple[Any, dict[str, str]]] = {
+    Finished: (statements.finish, {"results": "result"}),
+    Failed: (statements.fail, {"final": "final", "delays": "delay", "errors": "error"}),
+    Snoozed: (statements.snooze, {"delays": "delay"}),
+    Released: (statements.release, {}),
+}
+
+
+def _look_up(
+    connection: Connection, jobs: Sequence[ClaimedJob], worker: str, tables: Tables
+) -> dict[int, Literal["held", "ended"]]:
+    """Return the claims that still stand in their rows under this worker: held, or ended by it."""
+    if not jobs:
+        return {}
+    claim_nos = {job.id: job.claim_no for job in jobs}
+    rows = connection.execute(statements.claims_now(tables), {"ids": list(claim_nos)})
+    return {
+        row.id: "held" if row.leased else "ended"
+        for row in rows
+        if row.claim_no == claim_nos[row.id] and row.locked_by == worker
+    }

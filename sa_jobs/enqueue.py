@@ -1,0 +1,525 @@
+"""What applications call: enqueue, enqueue_many, enqueue_from_select, cancel, retry.
+
+Each takes a session or connection and runs in the caller's transaction: the job commits or rolls
+back with the data it belongs to. None commits, opens a transaction of its own, or leaves the
+transaction unusable: input is checked before any SQL is sent, and a taken key is found by
+ON CONFLICT DO NOTHING and a second statement, never by catching a constraint error.
+
+With an AsyncSession or AsyncConnection the same functions return an awaitable.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from sqlalchemy import Connection, Select, SelectBase, func, select
+from sqlalchemy.engine import TwoPhaseTransaction
+from sqlalchemy.exc import IntegrityError, InvalidRequestError
+
+from sa_jobs import jsontext, limits, presence, statements
+from sa_jobs.connections import Caller, connection_of, operation
+from sa_jobs.errors import (
+    DuplicateJobError,
+    EnqueueRaceError,
+    InvalidJobError,
+    InvalidJobTypeError,
+)
+from sa_jobs.models import DEFAULT_TABLES, Tables
+
+DEFAULT_QUEUE = "default"
+DEFAULT_MAX_ATTEMPTS = 20
+# Few enough for one statement's arrays to stay small, many enough for the round trip to vanish.
+ROWS_PER_STATEMENT = 5_000
+_LOOKUPS = 20
+
+Cancelled = Literal["cancelled", "requested", "final", "missing"]
+Retried = Literal["ready", "refused", "duplicate", "missing"]
+OnConflict = Literal["existing", "replace", "raise"]
+HandlerName = str | Callable[..., Any]
+Delay = float | dt.timedelta
+Payload = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Enqueued:
+    """The job that an enqueue added (`created`), or found under its key (not `created`)."""
+
+    id: int
+    created: bool
+
+
+@dataclass(frozen=True)
+class Row:
+    """One job for `enqueue_many`: its payload, and the options that differ from the call's."""
+
+    payload: Payload | None = None
+    queue: str | None = None
+    priority: int | None = None
+    run_at: dt.datetime | None = None
+    delay: Delay | None = None
+    max_attempts: int | None = None
+    tenant: str | None = None
+    idempotency_key: str | None = None
+    unique_key: str | None = None
+
+
+@operation
+def enqueue(
+    session: Caller,
+    handler: HandlerName,
+    payload: Payload | None = None,
+    *,
+    queue: str = DEFAULT_QUEUE,
+    priority: int = 0,
+    run_at: dt.datetime | None = None,
+    delay: Delay | None = None,
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+    tenant: str | None = None,
+    idempotency_key: str | None = None,
+    unique_key: str | None = None,
+    on_conflict: OnConflict = "existing",
+    max_payload_bytes: int = limits.MAX_PAYLOAD_BYTES,
+    tables: Tables = DEFAULT_TABLES,
+) -> Enqueued:
+    """Add a job in the caller's transaction and return its id.
+
+    `handler` is a name or a registered function, `payload` a dict of JSON values: the handler's
+    arguments. Higher `priority` runs first. The job is due at `run_at` (aware), or `delay` (seconds
+    or a timedelta) after the transaction's start; by default at once.
+
+    `idempotency_key` names the side effect, e.g. "invoice:1842:send-receipt"; it is unique over
+    jobs in any state, for as long as the row is kept. `unique_key` is unique over jobs that are
+    ready or running. Where a key is taken, `on_conflict` decides: "existing" returns the existing
+    job's id with `created=False` and changes nothing; "replace" also gives that job this payload
+    and time if it is still ready; "raise" raises DuplicateJobError.
+
+    While another transaction holds the key uncommitted, the call waits for its end. At REPEATABLE
+    READ or SERIALIZABLE, a key that was taken after this transaction's snapshot gives PostgreSQL's
+    serialization error (40001): run the transaction again.
+
+    Raises InvalidJobError or InvalidJobTypeError before any SQL, with the transaction unharmed.
+    """
+    values = _options(
+        handler,
+        queue=queue,
+        priority=priority,
+        run_at=run_at,
+        delay=delay,
+        max_attempts=max_attempts,
+        tenant=tenant,
+        idempotency_key=idempotency_key,
+        unique_key=unique_key,
+    )
+    values["payload"] = payload_text(payload, "payload", max_payload_bytes)
+    if on_conflict not in get_args(OnConflict):
+        raise InvalidJobError(
+            f"on_conflict must be one of {', '.join(get_args(OnConflict))}, not {on_conflict!r}"
+        )
+    connection = _writable(session, tables)
+    return _enqueue_one(connection, tables, values, on_conflict)
+
+
+@operation
+def enqueue_many(
+    session: Caller,
+    handler: HandlerName,
+    payloads: Iterable[Payload | Row | None],
+    *,
+    queue: str = DEFAULT_QUEUE,
+    priority: int = 0,
+    run_at: dt.datetime | None = None,
+    delay: Delay | None = None,
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+    tenant: str | None = None,
+    max_payload_bytes: int = limits.MAX_PAYLOAD_BYTES,
+    tables: Tables = DEFAULT_TABLES,
+) -> list[Enqueued]:
+    """Add many jobs in the caller's transaction, and return their ids in the order given.
+
+    An element is a payload, or a `Row` with options of its own; the call's options hold for what a
+    row leaves out. A few thousand rows go in one statement. Where a key is taken, also by an
+    earlier row of the same call, the result holds the existing id with `created=False`.
+
+    Everything is checked before the first statement: one bad row, named by its position, means
+    that none was sent.
+    """
+    common = _options(
+        handler,
+        queue=queue,
+        priority=priority,
+        run_at=run_at,
+        delay=delay,
+        max_attempts=max_attempts,
+        tenant=tenant,
+    )
+    rows = [
+        _row_values(element, position, common, max_payload_bytes)
+        for position, element in enumerate(payloads)
+    ]
+    connection = _writable(session, tables)
+    results: list[Enqueued] = []
+    for start in range(0, len(rows), ROWS_PER_STATEMENT):
+        chunk = rows[start : start + ROWS_PER_STATEMENT]
+        results.extend(_enqueue_chunk(connection, tables, common, chunk))
+    return results
+
+
+@operation
+def enqueue_from_select(
+    session: Caller,
+    handler: HandlerName,
+    query: SelectBase,
+    *,
+    queue: str = DEFAULT_QUEUE,
+    priority: int = 0,
+    run_at: dt.datetime | None = None,
+    delay: Delay | None = None,
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+    tenant: str | None = None,
+    tables: Tables = DEFAULT_TABLES,
+) -> int:
+    """Add one job for each row of a SELECT, without the rows leaving the database; return how many.
+
+    The select's columns are the payload's keys. Columns labelled `sa_jobs_queue`,
+    `sa_jobs_priority`, `sa_jobs_run_at`, `sa_jobs_tenant`, `sa_jobs_idempotency_key` and
+    `sa_jobs_unique_key` set the job's options instead. Rows whose key is taken are skipped.
+
+    Values become JSON as PostgreSQL makes it: timestamps and numerics included, which `enqueue`
+    refuses; a handler sees a timestamp as ISO 8601 text.
+    """
+    values = _options(
+        handler,
+        queue=queue,
+        priority=priority,
+        run_at=run_at,
+        delay=delay,
+        max_attempts=max_attempts,
+        tenant=tenant,
+    )
+    payload_columns(query)
+    connection = _writable(session, tables)
+    # Some dialects leave the count out of an INSERT's result unless asked.
+    result = connection.execute(
+        statements.insert_select(tables, query),
+        values,
+        execution_options={"preserve_rowcount": True},
+    )
+    return result.rowcount
+
+
+@operation
+def cancel(session: Caller, job_id: int, *, tables: Tables = DEFAULT_TABLES) -> Cancelled:
+    """Cancel a job in the caller's transaction, and return what that came to.
+
+    "cancelled": it was ready and will never run. "requested": it is running; its worker tells the
+    handler with the next heartbeat. A normal return still makes it done; any other end makes it
+    cancelled, never ready. "final": it was done, dead or cancelled already. "missing": there is no
+    such job.
+    """
+    limits.check_id("job_id", job_id)
+    connection = connection_of(session, tables)
+    status = connection.execute(statements.cancel(tables), {"job_id": job_id}).scalar()
+    if status is None:
+        return "missing" if _status_of(connection, tables, job_id) is None else "final"
+    return "cancelled" if status == "cancelled" else "requested"
+
+
+@operation
+def retry(
+    session: Caller,
+    job_id: int,
+    *,
+    run_at: dt.datetime | None = None,
+    delay: Delay | None = None,
+    tables: Tables = DEFAULT_TABLES,
+) -> Retried:
+    """Make a dead or cancelled job ready again, with all its attempts, and return what came of it.
+
+    "ready": it will run at `run_at`, after `delay`, or at once. "refused": it is ready, running or
+    done. "duplicate": another job that is ready or running holds its unique key. "missing": there
+    is no such job. The history of failed attempts is kept. Runs in the caller's transaction.
+    """
+    limits.check_id("job_id", job_id)
+    parameters = {"job_id": job_id, **_due(run_at, delay)}
+    connection = _writable(session, tables)
+    try:
+        # A twin that commits between the statement's look and its write ends in the unique index;
+        # the savepoint keeps the caller's transaction usable then.
+        with _savepoint(connection):
+            row = connection.execute(statements.retry(tables), parameters).first()
+    except IntegrityError:
+        return "duplicate"
+    if row is not None:
+        _wake(connection, tables, row.queue)
+        return "ready"
+    status = _status_of(connection, tables, job_id)
+    if status is None:
+        return "missing"
+    return "duplicate" if status in ("dead", "cancelled") else "refused"
+
+
+def handler_name(handler: HandlerName) -> str:
+    """Return the registered name of a handler that is given as a name or as the function."""
+    if isinstance(handler, str):
+        return limits.check_name("handler", handler)
+    name = getattr(handler, "sa_jobs_handler", None)
+    if not isinstance(name, str):
+        raise InvalidJobTypeError(
+            f"handler must be a name or a registered function, not {handler!r}: "
+            "register it with @jobs.handler(...)"
+        )
+    return name
+
+
+def payload_text(payload: Any, what: str, max_bytes: int) -> str:
+    """Return a payload as JSON text, or raise the error that names what is wrong with it."""
+    if payload is None:
+        return "{}"
+    if not isinstance(payload, Mapping):
+        raise InvalidJobTypeError(
+            f"{what} must be a dict of the handler's arguments, not {type(payload).__name__}"
+        )
+    return jsontext.dumps(
+        payload if type(payload) is dict else dict(payload), what=what, max_bytes=max_bytes
+    )
+
+
+def payload_columns(query: Any) -> list[str]:
+    """Return the payload's keys that a select gives, or raise an error that says what is wrong."""
+    if not isinstance(query, SelectBase):
+        raise InvalidJobTypeError(f"query must be a select(), not {type(query).__name__}")
+    described = query.column_descriptions if isinstance(query, Select) else []
+    if any(entry["name"] in (None, "*") for entry in described):
+        raise InvalidJobError(
+            "the select has columns as text, whose names are not known: "
+            "use columns, or literal_column(...).label(...)"
+        )
+    try:
+        keys = query.subquery().c.keys()
+    except InvalidRequestError as error:
+        raise InvalidJobError(f"the select has two columns of one name: {error}") from None
+    names: list[str] = []
+    given: set[str] = set()
+    for index, (name, column) in enumerate(zip(keys, query.selected_columns, strict=True)):
+        if name == "_no_label":
+            raise InvalidJobError(f"column {index} of the select has no name: give it a label()")
+        # SQLAlchemy would name the second of two anew, e.g. "id_1".
+        own_name = getattr(column, "name", None) or name
+        if own_name in given:
+            raise InvalidJobError(
+                f"the select has two columns named {own_name!r}: label() one of them"
+            )
+        given.add(own_name)
+        if name.startswith("sa_jobs_") and name not in statements.OPTION_LABELS:
+            raise InvalidJobError(
+                f"the select's column {name!r} is none of the options "
+                f"{', '.join(sorted(statements.OPTION_LABELS))}"
+            )
+        names.append(name)
+    return [name for name in names if name not in statements.OPTION_LABELS]
+
+
+def _options(
+    handler: HandlerName,
+    *,
+    queue: str,
+    priority: int,
+    run_at: dt.datetime | None,
+    delay: Delay | None,
+    max_attempts: int,
+    tenant: str | None,
+    idempotency_key: str | None = None,
+    unique_key: str | None = None,
+) -> dict[str, Any]:
+    """Return the checked parameters of an insert, but for the payload."""
+    return {
+        "queue": limits.check_name("queue", queue),
+        "handler": handler_name(handler),
+        "priority": limits.check_priority(priority),
+        "max_attempts": limits.check_max_attempts(max_attempts),
+        "tenant": None if tenant is None else limits.check_name("tenant", tenant),
+        "idempotency_key": _key("idempotency_key", idempotency_key),
+        "unique_key": _key("unique_key", unique_key),
+        **_due(run_at, delay),
+    }
+
+
+def _key(what: str, value: str | None) -> str | None:
+    return None if value is None else limits.check_key(what, value)
+
+
+def _due(run_at: dt.datetime | None, delay: Delay | None) -> dict[str, Any]:
+    if run_at is not None and delay is not None:
+        raise InvalidJobError("give run_at= or delay=, not both")
+    return {
+        "run_at": None if run_at is None else limits.check_run_at(run_at),
+        "delay": 0.0 if delay is None else limits.check_seconds("delay", delay),
+    }
+
+
+_ROW_CHECKS: dict[str, Callable[[Any], Any]] = {
+    "queue": lambda value: limits.check_name("queue", value),
+    "priority": limits.check_priority,
+    "run_at": limits.check_run_at,
+    "max_attempts": limits.check_max_attempts,
+    "tenant": lambda value: limits.check_name("tenant", value),
+    "idempotency_key": lambda value: limits.check_key("idempotency_key", value),
+    "unique_key": lambda value: limits.check_key("unique_key", value),
+}
+
+
+def _row_values(
+    element: Any, position: int, common: dict[str, Any], max_payload_bytes: int
+) -> dict[str, Any]:
+    """Return the checked parameters in which a row of enqueue_many differs from the common ones."""
+    row = f"row {position}"
+    if not isinstance(element, Row):
+        return {"payload": payload_text(element, f"{row}: payload", max_payload_bytes)}
+    values: dict[str, Any] = {
+        "payload": payload_text(element.payload, f"{row}: payload", max_payload_bytes)
+    }
+    try:
+        for name, check in _ROW_CHECKS.items():
+            given = getattr(element, name)
+            if given is not None:
+                values[name] = check(given)
+        if element.delay is not None:
+            values |= _due(element.run_at, element.delay)
+        elif element.run_at is not None:
+            values["delay"] = 0.0
+    except (InvalidJobError, InvalidJobTypeError) as error:
+        raise type(error)(f"{row}: {error}") from None
+    return values
+
+
+def _writable(session: Caller, tables: Tables) -> Connection:
+    connection = connection_of(session, tables)
+    two_phase = getattr(session, "twophase", False) or isinstance(
+        connection.get_transaction(), TwoPhaseTransaction
+    )
+    if two_phase and connection.dialect.name == "postgresql":
+        # PREPARE TRANSACTION fails in a transaction that has notified.
+        connection.execute(select(func.set_config("sa_jobs.notify", "off", True)))
+    return connection
+
+
+def _savepoint(connection: Connection) -> AbstractContextManager[Any]:
+    # In autocommit mode there is none, and no transaction to keep usable.
+    autocommit = connection.dialect.name == "postgresql" and getattr(
+        connection.connection.dbapi_connection, "autocommit", False
+    )
+    return nullcontext() if autocommit else connection.begin_nested()
+
+
+def _enqueue_one(
+    connection: Connection, tables: Tables, values: dict[str, Any], on_conflict: OnConflict
+) -> Enqueued:
+    keyed = values["idempotency_key"] is not None or values["unique_key"] is not None
+    insert = statements.insert_one(tables, keyed=keyed)
+    # The key's holder can vanish between the two statements: it ended, or it was pruned.
+    for _ in range(_LOOKUPS):
+        created = connection.execute(insert, values).scalar()
+        if created is not None:
+            return Enqueued(created, True)
+        holder = _holders(connection, tables, [values])[0]
+        if holder is None:
+            continue
+        if on_conflict == "raise":
+            raise DuplicateJobError(
+                f"job {holder} has idempotency_key={values['idempotency_key']!r} or "
+                f"unique_key={values['unique_key']!r} already",
+                id=holder,
+            )
+        if on_conflict == "replace":
+            new = {name: values[name] for name in ("payload", "run_at", "delay")}
+            changed = connection.execute(statements.replace(tables), {"job_id": holder, **new})
+            row = changed.first()
+            if row is not None:
+                _wake(connection, tables, row.queue)
+        return Enqueued(holder, False)
+    raise EnqueueRaceError(
+        f"the holder of idempotency_key={values['idempotency_key']!r} or "
+        f"unique_key={values['unique_key']!r} appeared and vanished {_LOOKUPS} times; "
+        "roll back and try again"
+    )
+
+
+def _enqueue_chunk(
+    connection: Connection, tables: Tables, common: dict[str, Any], rows: list[dict[str, Any]]
+) -> list[Enqueued]:
+    if connection.dialect.name != "postgresql":
+        return [_enqueue_one(connection, tables, common | row, "existing") for row in rows]
+    varying = frozenset(name for row in rows for name in row)
+    parameters = common | {
+        name: [row.get(name, common.get(name)) for row in rows] for name in varying
+    }
+    statement = statements.insert_many(tables, varying=varying)
+    # Ids are given out in the order of the rows; RETURNING has none.
+    inserted = sorted(tuple(row) for row in connection.execute(statement, parameters))
+    if len(inserted) == len(rows):
+        return [Enqueued(row[0], True) for row in inserted]
+    return _match(connection, tables, [common | row for row in rows], inserted)
+
+
+def _match(
+    connection: Connection,
+    tables: Tables,
+    rows: list[dict[str, Any]],
+    inserted: Sequence[tuple[Any, ...]],
+) -> list[Enqueued]:
+    """Return a result for each row; those inserted are a subsequence of them, with equal keys."""
+    results: list[Enqueued | None] = [None] * len(rows)
+    following = 0
+    for position, row in enumerate(rows):
+        if following < len(inserted):
+            id, *keys = inserted[following]
+            if keys == [row["idempotency_key"], row["unique_key"]]:
+                results[position] = Enqueued(id, True)
+                following += 1
+    skipped = [position for position, result in enumerate(results) if result is None]
+    holders = _holders(connection, tables, [rows[position] for position in skipped])
+    for position, holder in zip(skipped, holders, strict=True):
+        results[position] = (
+            Enqueued(holder, False)
+            if holder is not None
+            # The holder vanished meanwhile.
+            else _enqueue_one(connection, tables, rows[position], "existing")
+        )
+    return [result for result in results if result is not None]
+
+
+def _holders(
+    connection: Connection, tables: Tables, rows: Sequence[dict[str, Any]]
+) -> list[int | None]:
+    """Return for each row the id of the job that holds its idempotency key, or its unique key."""
+    keys = {
+        f"{name}s": [row[name] for row in rows if row[name] is not None]
+        for name in ("idempotency_key", "unique_key")
+    }
+    found = connection.execute(statements.existing(tables), keys).all()
+    by_idempotency_key = {job.idempotency_key: job.id for job in found}
+    by_unique_key = {job.unique_key: job.id for job in found if job.status in ("ready", "running")}
+    return [
+        by_idempotency_key.get(row["idempotency_key"])
+        if row["idempotency_key"] in by_idempotency_key and row["idempotency_key"] is not None
+        else by_unique_key.get(row["unique_key"])
+        if row["unique_key"] is not None
+        else None
+        for row in rows
+    ]
+
+
+def _status_of(connection: Connection, tables: Tables, job_id: int) -> str | None:
+    status: str | None = connection.execute(
+        statements.status_of(tables), {"job_id": job_id}
+    ).scalar()
+    return status
+
+
+def _wake(connection: Connection, tables: Tables, queue: str) -> None:
+    if connection.dialect.name == "postgresql":
+        connection.execute(presence.wake(tables), {"queues": [queue]})

@@ -1,0 +1,174 @@
+"""Pure builders for how workers are seen: who sleeps and is to be woken, and who is alive.
+
+A worker that sleeps says so for each of its queues; an enqueue notifies only then, since a
+committing NOTIFY takes a lock that is global to the server. The row of a worker is a view for
+operators; no job's ownership rests on it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Delete,
+    Double,
+    Executable,
+    Select,
+    Text,
+    any_,
+    bindparam,
+    cast,
+    column,
+    delete,
+    func,
+    literal_column,
+    or_,
+    select,
+    table,
+)
+from sqlalchemy.dialects.postgresql import JSONB, REGCLASS
+from sqlalchemy.dialects.postgresql import insert as pg_insert
+
+from sa_jobs.expressions import array, seconds, unnest
+from sa_jobs.models import Tables
+from sa_jobs.statements import NOW, Moment, built
+
+# Of the hexadecimal SHA-256 by which notifications name a queue; the trigger function agrees.
+HASH_LENGTH = 16
+
+
+def prepare_session(connection: Connection, application_name: str) -> None:
+    """Name a worker's connection in pg_stat_activity, and make sure that it is READ COMMITTED.
+
+    Under another default, which a role can have, claims would fail where they should wait.
+    """
+    connection.execute(select(func.set_config("application_name", application_name, False)))
+    setting = "default_transaction_isolation"
+    # Set only where it differs, since behind a transaction pooler it would stay with the server.
+    if connection.execute(select(func.current_setting(setting))).scalar() != "read committed":
+        connection.execute(select(func.set_config(setting, "read committed", False)))
+
+
+def listen(connection: Connection, tables: Tables) -> None:
+    """Subscribe a connection in autocommit mode to the notifications of these tables."""
+    name = connection.execute(channel(tables)).scalar_one()
+    connection.exec_driver_sql(f'LISTEN "{name}"')
+
+
+def probe(connection: Connection) -> None:
+    """Ask the server for an answer, so that a connection which is dead but silent shows it."""
+    connection.execute(select(literal_column("1")))
+
+
+@built
+def sweep_lock(tables: Tables) -> Select[tuple[bool]]:
+    """Try to become the one sweep of these tables until the transaction ends; select whether."""
+    key = func.hashtextextended(func.concat(_channel(tables), ":sweep"), 0)
+    return select(func.pg_try_advisory_xact_lock(key))
+
+
+@built
+def channel(tables: Tables) -> Select[tuple[str]]:
+    """Select the notification channel of these tables, which the trigger function notifies on."""
+    return select(_channel(tables))
+
+
+@built
+def wake(tables: Tables) -> Select[Any]:
+    """Notify workers that sleep on one of `queues` (array), as the trigger does on insert."""
+    sleepers = tables.sleepers
+    return select(func.pg_notify(_channel(tables), queue_hash(sleepers.c.queue))).where(
+        sleepers.c.queue == any_(array("queues", Text())),
+        sleepers.c.asleep_until > func.clock_timestamp(),
+        func.coalesce(func.current_setting("sa_jobs.notify", True), "") != "off",
+    )
+
+
+@built
+def sleep(tables: Tables, *, now: Moment = NOW) -> Executable:
+    """Announce that a worker sleeps on `queues` (array) for `seconds`.
+
+    A row that lasts for another `enough` seconds is left alone, so that many workers together
+    write it about once a period.
+    """
+    sleepers = tables.sleepers
+    given = unnest("given", {"queues": Text()})
+    statement = pg_insert(sleepers).from_select(
+        ["queue", "asleep_until"],
+        select(given.c.queues, now + seconds(bindparam("seconds", type_=Double()))).order_by(
+            given.c.queues
+        ),
+    )
+    return statement.on_conflict_do_update(
+        index_elements=[sleepers.c.queue],
+        set_={"asleep_until": statement.excluded.asleep_until},
+        where=sleepers.c.asleep_until < now + seconds(bindparam("enough", type_=Double())),
+    )
+
+
+def queue_hash(queue: Any) -> ColumnElement[str]:
+    """Return the short hash that notifications carry in place of a queue's name."""
+    return func.left(func.encode(func.sha256(func.convert_to(queue, "UTF8")), "hex"), HASH_LENGTH)
+
+
+@built
+def beat_worker(tables: Tables, *, now: Moment = NOW) -> Executable:
+    """Write the worker's row for the operators' view, and that it will be seen for `seconds`.
+
+    Parameters: `id`, `host`, `pid`, `version`, `queues`, `handlers` (JSON text), `concurrency`,
+    `running`, `seconds`.
+    """
+    workers = tables.workers
+    kinds: dict[str, Any] = {
+        "id": Text(),
+        "host": Text(),
+        "pid": BigInteger(),
+        "version": Text(),
+        "queues": Text(),
+        "handlers": Text(),
+        "concurrency": BigInteger(),
+        "running": BigInteger(),
+    }
+    values: dict[str, Any] = {name: bindparam(name, type_=kind) for name, kind in kinds.items()}
+    for name in ("queues", "handlers"):
+        values[name] = cast(values[name], JSONB)
+    alive_until = now + seconds(bindparam("seconds", type_=Double()))
+    statement = pg_insert(workers).values(**values, heartbeat_at=now, alive_until=alive_until)
+    return statement.on_conflict_do_update(
+        index_elements=[workers.c.id],
+        set_={
+            "running": statement.excluded.running,
+            "heartbeat_at": now,
+            "alive_until": statement.excluded.alive_until,
+        },
+    )
+
+
+@built
+def forget_workers(tables: Tables, *, now: Moment = NOW) -> Delete:
+    """Delete the row of the worker `id`, and of workers not seen for `seconds` past their time."""
+    workers = tables.workers
+    return delete(workers).where(
+        or_(
+            workers.c.id == bindparam("id", type_=Text()),
+            workers.c.alive_until < now - seconds(bindparam("seconds", type_=Double())),
+        )
+    )
+
+
+def _channel(tables: Tables) -> ColumnElement[str]:
+    relation = table(
+        "pg_class", column("oid"), column("relname"), column("relnamespace"), schema="pg_catalog"
+    )
+    place = table("pg_namespace", column("oid"), column("nspname"), schema="pg_catalog")
+    qualified = f'"{tables.schema}"."{tables.name}"' if tables.schema else f'"{tables.name}"'
+    full_name = (
+        select(place.c.nspname.op("||")(".").op("||")(relation.c.relname))
+        .select_from(relation.join(place, place.c.oid == relation.c.relnamespace))
+        .where(relation.c.oid == cast(literal_column(f"'{qualified}'"), REGCLASS))
+        .scalar_subquery()
+    )
+    return func.concat("sa_jobs_", queue_hash(full_name))

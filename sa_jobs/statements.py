@@ -1,0 +1,620 @@
+"""Pure builders: tables -> one Core statement with named parameters.
+
+No builder knows a connection, a clock or a setting. Each is built once for given tables and kept,
+so that a call costs binding and execution only. A docstring names the parameters; times come from
+the database's clock, or from `now=`, an expression that tests put in its place.
+
+The fence. A claim raises `claim_no` and writes `locked_by` and `leased_until`. Every later write
+of the worker names all three: the id with the claim number, the owner, and that the lease was not
+yet given back (`leased_until IS NOT NULL`). So a worker that lost its job, or writes twice, changes
+no row. `status` stays out of those conditions: the planner would answer `status = 'running'` from
+the partial index on running rows, and walk that index's dead entries.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import (
+    CTE,
+    BigInteger,
+    Boolean,
+    ColumnElement,
+    DateTime,
+    Double,
+    Executable,
+    Select,
+    SelectBase,
+    SmallInteger,
+    TableValuedAlias,
+    Text,
+    Update,
+    and_,
+    any_,
+    bindparam,
+    case,
+    cast,
+    exists,
+    func,
+    insert,
+    literal_column,
+    null,
+    or_,
+    select,
+    true,
+    update,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import insert as pg_insert
+from sqlalchemy.sql.dml import ReturningUpdate
+
+from sa_jobs.backoff import DEFAULT_BASE_SECONDS, DEFAULT_CAP_SECONDS
+from sa_jobs.expressions import array, due_at, json_object, json_value, seconds, unnest
+from sa_jobs.models import STATES, Tables
+
+Moment = ColumnElement[dt.datetime]
+
+NOW: Moment = func.now()
+LEASE_EXPIRED = "lease expired"
+LEASE_EXPIRED_FINALLY = "lease expired on final attempt"
+
+# Spelled out, never bound: with a parameter in their place a generic plan cannot use an index that
+# is partial on the status.
+READY, RUNNING, DONE, DEAD, CANCELLED = (literal_column(f"'{state}'", Text()) for state in STATES)
+LIVE = (READY, RUNNING)
+
+# The order of these is the order of the columns in INSERT ... SELECT.
+ENQUEUE_COLUMNS: dict[str, Any] = {
+    "queue": Text(),
+    "handler": Text(),
+    "payload": Text(),
+    "priority": SmallInteger(),
+    "tenant": Text(),
+    "run_at": DateTime(timezone=True),
+    "max_attempts": BigInteger(),
+    "idempotency_key": Text(),
+    "unique_key": Text(),
+}
+
+# A job is due at `run_at`, or where that is NULL `delay` seconds from now.
+_ENQUEUE_PARAMETERS = {**ENQUEUE_COLUMNS, "delay": Double()}
+
+# The columns of a select by which `insert_select` sets options in place of payload keys.
+OPTION_LABELS = {
+    f"sa_jobs_{name}": name
+    for name in ("queue", "priority", "run_at", "tenant", "idempotency_key", "unique_key")
+}
+
+# Two days into what a datetime can hold, in any time zone.
+_EARLIEST = literal_column("timestamptz '0001-01-03 00:00:00+00'", DateTime(timezone=True))
+
+built = lru_cache(maxsize=512)
+
+
+# --- what applications do -----------------------------------------------------------------------
+
+
+@built
+def insert_one(tables: Tables, *, keyed: bool, now: Moment = NOW) -> Executable:
+    """Insert one job and return its id; with `keyed`, return no row where a key is taken.
+
+    Parameters: those of ENQUEUE_COLUMNS (`run_at` may be None) and `delay` in seconds.
+    """
+    statement = pg_insert(tables.jobs).values(_insertable(_parameters(), now))
+    if keyed:
+        statement = statement.on_conflict_do_nothing()
+    return statement.returning(tables.jobs.c.id)
+
+
+@built
+def insert_many(tables: Tables, *, varying: frozenset[str], now: Moment = NOW) -> Executable:
+    """Insert the jobs of parallel arrays, in their order, and return the new ones' ids and keys.
+
+    The rows are (id, idempotency_key, unique_key). The parameters, those of `insert_one`, are
+    arrays of one length if they are in `varying`, else single values that all rows share. Rows
+    whose key is taken, also by an earlier row of the batch, are left out.
+    """
+    kinds = {name: kind for name, kind in _ENQUEUE_PARAMETERS.items() if name in varying}
+    rows = unnest("given", kinds, ordinality="position")
+    source = _insertable({**_parameters(), **{name: rows.c[name] for name in kinds}}, now)
+    jobs = tables.jobs
+    return (
+        pg_insert(jobs)
+        .from_select(list(source), select(*source.values()).order_by(rows.c.position))
+        .on_conflict_do_nothing()
+        .returning(jobs.c.id, jobs.c.idempotency_key, jobs.c.unique_key)
+    )
+
+
+def insert_select(tables: Tables, query: SelectBase, *, now: Moment = NOW) -> Executable:
+    """Insert one job for each row of `query`; rows whose key is taken are left out.
+
+    Columns labelled as in OPTION_LABELS set the job's options, the others are the payload. What no
+    column sets is a parameter: those of ENQUEUE_COLUMNS but the payload, and `delay`.
+    """
+    source = query.subquery("source")
+    values = _parameters()
+    arguments: list[Any] = []
+    for label, given in source.c.items():
+        if label in OPTION_LABELS:
+            name = OPTION_LABELS[label]
+            # A row may leave the option to the call's own value.
+            values[name] = func.coalesce(given, values[name])
+        else:
+            arguments += [label, given]
+    values["payload"] = json_object(*arguments)
+    values["run_at"] = due_at(values["run_at"], values.pop("delay"), now)
+    return (
+        pg_insert(tables.jobs)
+        .from_select(list(values), select(*values.values()).where(true()))
+        .on_conflict_do_nothing()
+    )
+
+
+@built
+def existing(tables: Tables) -> Select[Any]:
+    """Select (id, status, idempotency_key, unique_key) of the jobs that hold one of the keys.
+
+    Parameters: `idempotency_keys`, `unique_keys` (lists). A unique key is held by a job that is
+    ready or running, an idempotency key by a job in any state.
+    """
+    jobs = tables.jobs
+    return select(jobs.c.id, jobs.c.status, jobs.c.idempotency_key, jobs.c.unique_key).where(
+        or_(
+            jobs.c.idempotency_key.in_(bindparam("idempotency_keys", expanding=True)),
+            and_(
+                jobs.c.unique_key.in_(bindparam("unique_keys", expanding=True)),
+                jobs.c.status.in_(LIVE),
+            ),
+        )
+    )
+
+
+@built
+def replace(tables: Tables, *, now: Moment = NOW) -> Executable:
+    """Give a job that is still ready another payload and run_at, and return its id and queue.
+
+    Parameters: `job_id`, `payload`, `run_at` or None, `delay`.
+    """
+    jobs = tables.jobs
+    return (
+        update(jobs)
+        .where(jobs.c.id == bindparam("job_id", type_=BigInteger()), jobs.c.status == READY)
+        .values(
+            payload=json_value(bindparam("payload", type_=Text())),
+            run_at=_due(now),
+            updated_at=now,
+        )
+        .returning(jobs.c.id, jobs.c.queue)
+    )
+
+
+@built
+def cancel(tables: Tables, *, now: Moment = NOW) -> Executable:
+    """Cancel a ready job, or ask a running one to stop; return its status afterwards.
+
+    Parameter: `job_id`. No row is returned for a job in a final state.
+    """
+    jobs = tables.jobs
+    ready = jobs.c.status == READY
+    return (
+        update(jobs)
+        .where(
+            jobs.c.id == bindparam("job_id", type_=BigInteger()),
+            jobs.c.status.in_(LIVE),
+        )
+        .values(
+            status=case((ready, CANCELLED), else_=jobs.c.status),
+            finished_at=case((ready, now), else_=null()),
+            cancel_requested_at=func.coalesce(jobs.c.cancel_requested_at, now),
+            updated_at=now,
+        )
+        .returning(jobs.c.status)
+    )
+
+
+@built
+def retry(tables: Tables, *, now: Moment = NOW) -> Executable:
+    """Make a dead or cancelled job ready again with all its attempts; return its id and queue.
+
+    Parameters: `job_id`, `run_at` or None, `delay`. No row is returned for a job in another state,
+    or whose unique key a live job holds by now.
+    """
+    jobs = tables.jobs
+    twin = jobs.alias("twin")
+    return (
+        update(jobs)
+        .where(
+            jobs.c.id == bindparam("job_id", type_=BigInteger()),
+            jobs.c.status.in_((DEAD, CANCELLED)),
+            ~exists().where(twin.c.unique_key == jobs.c.unique_key, twin.c.status.in_(LIVE)),
+        )
+        .values(
+            status=READY,
+            attempts=0,
+            run_at=_due(now),
+            finished_at=null(),
+            cancel_requested_at=null(),
+            last_error=null(),
+            updated_at=now,
+        )
+        .returning(jobs.c.id, jobs.c.queue)
+    )
+
+
+@built
+def status_of(tables: Tables) -> Select[Any]:
+    """Select the status of the job `job_id`."""
+    jobs = tables.jobs
+    return select(jobs.c.status).where(jobs.c.id == bindparam("job_id", type_=BigInteger()))
+
+
+# --- what workers do ----------------------------------------------------------------------------
+
+
+@built
+def claim(tables: Tables, *, now: Moment = NOW) -> Executable:
+    """Take up to `limit` due jobs for `worker` until now + `lease` seconds, and return them.
+
+    Parameters: `queues` (array: the order in which they are served), `handlers` (array: the only
+    ones that are taken), `limit`, `worker`, `lease`.
+
+    Within a queue the order is priority (high first), run_at, id; RETURNING has no order.
+
+    `lane` steps from each queue's highest priority to its next lower one by index look-ups, and
+    each lane's due jobs are read from the ready index in order. Everything is pulled lazily, with
+    no sort above the row locks: the claim locks the rows that it takes and no other, and jobs that
+    are scheduled for later cost nothing at any priority. Rows that another worker has locked are
+    skipped. KEY SHARE locks, which a host's foreign keys to the job hold, do not stand in the way.
+    The array form takes no more than `limit` rows under any plan; a join with the candidates can,
+    and flips to a scan of the whole table.
+    """
+    jobs = tables.jobs
+    ready = jobs.c.status == READY
+
+    def highest(queue: ColumnElement[str], *below: ColumnElement[bool]) -> ColumnElement[int]:
+        return (
+            select(jobs.c.priority)
+            .where(jobs.c.queue == queue, ready, *below)
+            .order_by(jobs.c.priority.desc())
+            .limit(literal_column("1"))
+            .scalar_subquery()
+        )
+
+    served = unnest("served", {"queues": Text()})
+    lane = select(served.c.queues.label("queue"), highest(served.c.queues).label("priority")).cte(
+        "lane", recursive=True
+    )
+    lane = lane.union_all(
+        select(lane.c.queue, highest(lane.c.queue, jobs.c.priority < lane.c.priority)).where(
+            lane.c.priority.is_not(None)
+        )
+    )
+    limit = bindparam("limit", type_=BigInteger())
+    due = (
+        select(jobs.c.id)
+        .where(
+            jobs.c.queue == lane.c.queue,
+            jobs.c.priority == lane.c.priority,
+            ready,
+            jobs.c.run_at <= now,
+            jobs.c.handler == any_(array("handlers", Text())),
+        )
+        .order_by(jobs.c.run_at, jobs.c.id)
+        .limit(limit)
+        .with_for_update(skip_locked=True, key_share=True)
+        .lateral("due")
+    )
+    candidate = select(due.c.id).select_from(lane.join(due, true())).limit(limit).cte("candidate")
+    return (
+        update(jobs)
+        .where(jobs.c.id == any_(func.array(select(candidate.c.id).scalar_subquery())))
+        .values(
+            status=RUNNING,
+            attempts=jobs.c.attempts + 1,
+            claim_no=jobs.c.claim_no + 1,
+            locked_by=bindparam("worker", type_=Text()),
+            claimed_at=now,
+            leased_until=now + seconds(bindparam("lease", type_=Double())),
+            updated_at=now,
+        )
+        .returning(
+            jobs.c.id,
+            jobs.c.queue,
+            jobs.c.handler,
+            cast(jobs.c.payload, Text).label("payload"),
+            jobs.c.priority,
+            jobs.c.tenant,
+            # Plain SQL can write a time, as -infinity, that no driver can read: that would fail
+            # each claim of its queue.
+            func.greatest(jobs.c.run_at, _EARLIEST).label("run_at"),
+            jobs.c.scheduled_for,
+            jobs.c.attempts,
+            jobs.c.max_attempts,
+            jobs.c.claim_no,
+            jobs.c.idempotency_key,
+            jobs.c.unique_key,
+            cast(jobs.c.meta, Text).label("meta"),
+            jobs.c.created_at,
+            jobs.c.claimed_at,
+        )
+    )
+
+
+@built
+def heartbeat(tables: Tables, *, now: Moment = NOW) -> Executable:
+    """Push out the leases of the worker's claims; return (id, cancel_requested) of those renewed.
+
+    Parameters: `ids`, `claim_nos`, `progress` (arrays; progress is JSON text or None), `worker`,
+    `lease`. A row that is locked, as by a transactional finish under way, is skipped and not
+    returned. No indexed column is written, so that the update stays HOT.
+    """
+    jobs = tables.jobs
+    given = unnest("given", {"ids": BigInteger(), "claim_nos": BigInteger(), "progress": Text()})
+    mine = (
+        select(jobs.c.id)
+        .select_from(jobs.join(given, jobs.c.id == given.c.ids))
+        .where(_owned(jobs, given))
+        .order_by(jobs.c.id)
+        .with_for_update(skip_locked=True, key_share=True, of=jobs)
+        .cte("mine")
+    )
+    return (
+        update(jobs)
+        .where(
+            jobs.c.id == any_(func.array(select(mine.c.id).scalar_subquery())),
+            jobs.c.id == given.c.ids,
+        )
+        .values(
+            leased_until=now + seconds(bindparam("lease", type_=Double())),
+            meta=case(
+                (
+                    given.c.progress.is_not(None),
+                    jobs.c.meta.op("||")(
+                        func.jsonb_build_object("progress", cast(given.c.progress, JSONB))
+                    ),
+                ),
+                else_=jobs.c.meta,
+            ),
+            updated_at=now,
+        )
+        .returning(jobs.c.id, jobs.c.cancel_requested_at.is_not(None).label("cancel_requested"))
+    )
+
+
+@built
+def claims_now(tables: Tables) -> Select[Any]:
+    """Select (id, claim_no, locked_by, leased, status) of the jobs `ids`: what became of claims."""
+    jobs = tables.jobs
+    return select(
+        jobs.c.id,
+        jobs.c.claim_no,
+        jobs.c.locked_by,
+        jobs.c.leased_until.is_not(None).label("leased"),
+        jobs.c.status,
+    ).where(jobs.c.id == any_(array("ids", BigInteger())))
+
+
+@built
+def finish(tables: Tables, *, now: Moment = NOW) -> Executable:
+    """End claims as done; return the ids that were still the worker's.
+
+    Parameters: `ids`, `claim_nos`, `results` (arrays; a result is JSON text or None), `worker`.
+    """
+    jobs = tables.jobs
+    given = unnest("given", {"ids": BigInteger(), "claim_nos": BigInteger(), "results": Text()})
+    return (
+        _settle(tables, given)
+        .values(
+            status=DONE,
+            result=cast(given.c.results, JSONB),
+            finished_at=now,
+            leased_until=null(),
+            updated_at=now,
+        )
+        .returning(jobs.c.id)
+    )
+
+
+@built
+def fail(tables: Tables, *, now: Moment = NOW) -> Executable:
+    """End claims as failed attempts, each with a row of history; return (id, status) of each.
+
+    Parameters: `ids`, `claim_nos`, `final` (true: dead), `delays` in seconds, `errors` (arrays),
+    `worker`. A job that was asked to cancel becomes cancelled, never ready.
+    """
+    jobs = tables.jobs
+    given = unnest(
+        "given",
+        {
+            "ids": BigInteger(),
+            "claim_nos": BigInteger(),
+            "final": Boolean(),
+            "delays": Double(),
+            "errors": Text(),
+        },
+    )
+    cancelled = jobs.c.cancel_requested_at.is_not(None)
+    failed = (
+        _settle(tables, given)
+        .values(
+            status=case((cancelled, CANCELLED), (given.c.final, DEAD), else_=READY),
+            run_at=case(
+                (or_(cancelled, given.c.final), jobs.c.run_at),
+                else_=now + seconds(given.c.delays),
+            ),
+            finished_at=case((or_(cancelled, given.c.final), now), else_=null()),
+            last_error=given.c.errors,
+            leased_until=null(),
+            updated_at=now,
+        )
+        .returning(*_failed_columns(tables), jobs.c.locked_by.label("worker"))
+        .cte("failed")
+    )
+    return select(failed.c.id, failed.c.status).add_cte(_history(tables, failed, now))
+
+
+@built
+def release(tables: Tables, *, now: Moment = NOW) -> Executable:
+    """Give claims back at once, at no cost of an attempt; return (id, queue, status) of each.
+
+    Parameters: `ids`, `claim_nos` (arrays), `worker`. The job keeps its place in the queue.
+    """
+    given = unnest("given", {"ids": BigInteger(), "claim_nos": BigInteger()})
+    return _given_back(tables, given, now, run_at=tables.jobs.c.run_at)
+
+
+@built
+def snooze(tables: Tables, *, now: Moment = NOW) -> Executable:
+    """Give claims back for later, at no cost of an attempt; return (id, queue, status) of each.
+
+    Parameters: `ids`, `claim_nos`, `delays` in seconds (arrays), `worker`.
+    """
+    given = unnest("given", {"ids": BigInteger(), "claim_nos": BigInteger(), "delays": Double()})
+    return _given_back(tables, given, now, run_at=now + seconds(given.c.delays))
+
+
+@built
+def reclaim(tables: Tables, *, now: Moment = NOW) -> Executable:
+    """Take back up to `limit` jobs whose lease ran out, and return what became of them.
+
+    The rows are (id, queue, handler, attempt, worker, status). Each job gets a row of history that
+    names the lost worker. The first lapse in a row makes the job ready at once, in its old place;
+    from the second on it waits with full jitter, so that a job that kills its worker does so ever
+    more rarely. Out of attempts it is dead. Rows that another sweep has locked are skipped.
+    """
+    jobs = tables.jobs
+    lapsed = (
+        select(jobs.c.id, jobs.c.locked_by)
+        .where(jobs.c.status == RUNNING, jobs.c.leased_until < now)
+        .order_by(jobs.c.id)
+        .limit(bindparam("limit", type_=BigInteger()))
+        .with_for_update(skip_locked=True, key_share=True)
+        .cte("lapsed")
+    )
+    cancelled = jobs.c.cancel_requested_at.is_not(None)
+    final = jobs.c.attempts >= jobs.c.max_attempts
+    in_a_row = func.starts_with(func.coalesce(jobs.c.last_error, ""), LEASE_EXPIRED)
+    ceiling = func.least(
+        literal_column(str(DEFAULT_CAP_SECONDS)),
+        literal_column(str(DEFAULT_BASE_SECONDS))
+        * func.power(2.0, func.least(func.greatest(jobs.c.attempts - 1, 0), 30)),
+    )
+    taken = (
+        update(jobs)
+        .where(
+            jobs.c.id == any_(func.array(select(lapsed.c.id).scalar_subquery())),
+            jobs.c.id == lapsed.c.id,
+        )
+        .values(
+            status=case((cancelled, CANCELLED), (final, DEAD), else_=READY),
+            run_at=case((in_a_row, now + seconds(func.random() * ceiling)), else_=jobs.c.run_at),
+            finished_at=case((or_(cancelled, final), now), else_=null()),
+            last_error=case((final, LEASE_EXPIRED_FINALLY), else_=LEASE_EXPIRED),
+            locked_by=null(),
+            leased_until=null(),
+            updated_at=now,
+        )
+        .returning(*_failed_columns(tables), lapsed.c.locked_by.label("worker"))
+        .cte("taken")
+    )
+    return select(
+        taken.c.id,
+        taken.c.queue,
+        taken.c.handler,
+        taken.c.attempts.label("attempt"),
+        taken.c.worker,
+        taken.c.status,
+    ).add_cte(_history(tables, taken, now))
+
+
+# --- pieces -------------------------------------------------------------------------------------
+
+
+def _parameters() -> dict[str, ColumnElement[Any]]:
+    return {name: bindparam(name, type_=kind) for name, kind in _ENQUEUE_PARAMETERS.items()}
+
+
+def _insertable(
+    values: dict[str, ColumnElement[Any]], now: Moment
+) -> dict[str, ColumnElement[Any]]:
+    columns = {name: values[name] for name in ENQUEUE_COLUMNS}
+    columns["payload"] = json_value(values["payload"])
+    columns["run_at"] = due_at(values["run_at"], values["delay"], now)
+    return columns
+
+
+def _due(now: Moment) -> ColumnElement[Any]:
+    parameters = _parameters()
+    return due_at(parameters["run_at"], parameters["delay"], now)
+
+
+def _owned(jobs: Any, given: TableValuedAlias) -> ColumnElement[bool]:
+    # The array condition keeps the plan on the primary key; the join alone scans the table.
+    return and_(
+        jobs.c.id == any_(array("ids", BigInteger())),
+        jobs.c.id == given.c.ids,
+        jobs.c.claim_no == given.c.claim_nos,
+        jobs.c.locked_by == bindparam("worker", type_=Text()),
+        jobs.c.leased_until.is_not(None),
+    )
+
+
+def _settle(tables: Tables, given: TableValuedAlias) -> Update:
+    return update(tables.jobs).where(_owned(tables.jobs, given))
+
+
+def _given_back(
+    tables: Tables, given: TableValuedAlias, now: Moment, *, run_at: ColumnElement[Any]
+) -> ReturningUpdate[Any]:
+    jobs = tables.jobs
+    cancelled = jobs.c.cancel_requested_at.is_not(None)
+    statement: ReturningUpdate[Any] = (
+        _settle(tables, given)
+        .values(
+            status=case((cancelled, CANCELLED), else_=READY),
+            # claim_no never falls, so the fence holds; the job shows the attempts it had.
+            attempts=jobs.c.attempts - 1,
+            run_at=run_at,
+            finished_at=case((cancelled, now), else_=null()),
+            leased_until=null(),
+            updated_at=now,
+        )
+        .returning(jobs.c.id, jobs.c.queue, jobs.c.status)
+    )
+    return statement
+
+
+def _failed_columns(tables: Tables) -> list[ColumnElement[Any]]:
+    jobs = tables.jobs
+    return [
+        jobs.c.id,
+        jobs.c.queue,
+        jobs.c.handler,
+        jobs.c.attempts,
+        jobs.c.claim_no,
+        jobs.c.claimed_at,
+        jobs.c.last_error,
+        jobs.c.status,
+    ]
+
+
+def _history(tables: Tables, ended: CTE, now: Moment) -> CTE:
+    """Return the CTE that writes a failure row for each row of an UPDATE's RETURNING."""
+    source: dict[str, ColumnElement[Any]] = {
+        "job_id": ended.c.id,
+        "queue": ended.c.queue,
+        "handler": ended.c.handler,
+        "attempt": ended.c.attempts,
+        "claim_no": ended.c.claim_no,
+        "worker": ended.c.worker,
+        "error": ended.c.last_error,
+        "claimed_at": ended.c.claimed_at,
+    }
+    return (
+        insert(tables.failures)
+        .from_select([*source, "failed_at"], select(*source.values(), now))
+        .cte("history")
+    )

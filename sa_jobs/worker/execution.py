@@ -1,0 +1,122 @@
+"""Running one handler: its arguments, its session, and what its end means for the job."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from sa_jobs.context import ClaimedJob
+from sa_jobs.models import Tables
+from sa_jobs.outcome import Failed, Finished, Released, failed, raised, returned
+from sa_jobs.worker import sessions
+from sa_jobs.worker.running import Committed, Ended, Ending, LeaseLost, Mailbox, Running
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Runs handlers and reports how they ended; knows no connection but the handlers' sessions."""
+
+    worker: str
+    tables: Tables
+    mailbox: Mailbox
+    session_factory: Callable[[], Any] | None
+    async_session_factory: Callable[[], Any] | None
+
+    def run(self, running: Running) -> None:
+        """Run a plain handler on the calling thread, and report its end."""
+        running.started_at = time.monotonic()
+        try:
+            ending = self._call(running)
+        except BaseException as error:
+            # SystemExit and its kind too: the handler's end is not the worker's.
+            ending = self._raised(running, error)
+        self.mailbox.put(Ended(running, ending))
+
+    async def run_async(self, running: Running) -> None:
+        """Run a coroutine handler on the event loop, and report its end."""
+        running.started_at = time.monotonic()
+        try:
+            ending = await self._await(running)
+        except BaseException as error:
+            ending = self._raised(running, error)
+        self.mailbox.put(Ended(running, ending))
+
+    def _call(self, running: Running) -> Ending:
+        handler, job = running.handler, running.job
+        arguments = self._arguments(running)
+        if handler.signature.session is None:
+            return returned(job, handler.function(**arguments))
+        assert self.session_factory is not None
+        session = self.session_factory()
+        try:
+            sessions.guard(session)
+            arguments[handler.signature.session] = session
+            outcome = returned(job, handler.function(**arguments))
+            sessions.unguard(session)
+            if not self._finish(session, job, outcome):
+                return LeaseLost()
+            session.commit()
+            return Committed()
+        finally:
+            sessions.abandon(session)
+
+    async def _await(self, running: Running) -> Ending:
+        handler, job = running.handler, running.job
+        arguments = self._arguments(running)
+        if handler.signature.session is None:
+            return returned(job, await handler.function(**arguments))
+        assert self.async_session_factory is not None
+        session = self.async_session_factory()
+        sync = session.sync_session
+        try:
+            sessions.guard(sync)
+            arguments[handler.signature.session] = session
+            outcome = returned(job, await handler.function(**arguments))
+            sessions.unguard(sync)
+            if not await session.run_sync(lambda sync: self._finish(sync, job, outcome)):
+                return LeaseLost()
+            await session.commit()
+            return Committed()
+        finally:
+            # A cancelled task must still give its connection back.
+            await asyncio.shield(session.run_sync(sessions.abandon))
+
+    def _arguments(self, running: Running) -> dict[str, Any]:
+        signature = running.handler.signature
+        arguments = running.job.payload
+        signature.check_keys(running.handler.name, arguments)
+        if signature.context is not None:
+            arguments[signature.context] = running.context
+        return arguments
+
+    def _finish(self, session: Any, job: ClaimedJob, outcome: Finished) -> bool:
+        return sessions.finish(session, job, outcome, worker=self.worker, tables=self.tables)
+
+    def _raised(self, running: Running, error: BaseException) -> Ending:
+        job, backoff = running.job, running.handler.backoff
+        if isinstance(error, asyncio.CancelledError):
+            if running.stop_reason == "shutdown":
+                return Released()
+            if running.stop_reason == "lost":
+                return LeaseLost()
+            if running.stop_reason == "cancel":
+                return Failed("cancelled on request", final=True)
+            if running.stop_reason == "timeout":
+                return failed(job, timed_out(running), backoff)
+        return raised(job, _without_own_frames(error), backoff)
+
+
+def _without_own_frames(error: BaseException) -> BaseException:
+    """Return the error with a traceback that begins in the handler, if it got that far."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return error if trace is None else error.with_traceback(trace)
+
+
+def timed_out(running: Running) -> str:
+    """Return the error text of an attempt that ran out of its time."""
+    return f"timed out after {running.handler.timeout:g} s"

@@ -1,0 +1,102 @@
+"""Database errors as the worker sees them: try again, give up, or the fault of one row."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+
+from sqlalchemy.exc import DBAPIError, DisconnectionError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from sa_jobs.errors import WorkerError
+
+logger = logging.getLogger("sa_jobs.worker")
+
+READ_ONLY = "25006"
+INSUFFICIENT_PRIVILEGE = "42501"
+UNDEFINED = ("42P01", "3F000", "42703", "42883")
+
+FIRST_DELAY_SECONDS = 0.1
+LONGEST_DELAY_SECONDS = 5.0
+LINES_APART_SECONDS = 5.0
+
+
+def sqlstate(error: BaseException) -> str:
+    """Return the error's SQLSTATE, or an empty string."""
+    return getattr(getattr(error, "orig", None), "sqlstate", None) or ""
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return whether the same call may succeed later: on a new connection, after a deadlock, ..."""
+    if isinstance(error, (OSError, DisconnectionError, PoolTimeoutError)):
+        return True
+    if not isinstance(error, DBAPIError):
+        return False
+    if error.connection_invalidated or isinstance(error, (OperationalError, InterfaceError)):
+        return True
+    # A server that has become a standby refuses writes until clients find the new primary.
+    return sqlstate(error) == READ_ONLY
+
+
+def hopeless(error: BaseException) -> WorkerError | None:
+    """Return the WorkerError to stop with, if trying again cannot cure this error."""
+    state = sqlstate(error)
+    if state == INSUFFICIENT_PRIVILEGE:
+        return WorkerError(
+            f"no permission ({first_line(error)}): grant the worker's role SELECT, INSERT, UPDATE "
+            "and DELETE on the sa-jobs tables, and USAGE on their schema"
+        )
+    if state in UNDEFINED:
+        return WorkerError(
+            f"the sa-jobs tables are absent or too old ({first_line(error)}): run "
+            "`alembic upgrade head` in the application, or `sa-jobs db upgrade`"
+        )
+    return None
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of the driver's own message, without the statement."""
+    text = str(getattr(error, "orig", None) or error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+class Recovery:
+    """One loop's way back after a lost connection: capped, jittered delays and few log lines.
+
+    A line when the trouble starts, when its cause has changed and some seconds have passed since
+    the last line, and when it is over.
+    """
+
+    def __init__(self, loop: str) -> None:
+        self._loop = loop
+        self._failures = 0
+        self._since = 0.0
+        self._logged_at = -LINES_APART_SECONDS
+        self._cause = ""
+
+    def failed(self, error: BaseException) -> float:
+        """Note a failure, and return the seconds to wait before the next try."""
+        if not self._failures:
+            self._since = time.monotonic()
+        cause = first_line(error)
+        now = time.monotonic()
+        # A server that restarts gives one cause after another within a second.
+        if cause != self._cause and now - self._logged_at >= LINES_APART_SECONDS:
+            self._cause = cause
+            self._logged_at = now
+            if is_transient(error):
+                logger.warning("%s: %s; trying again until it works", self._loop, cause)
+            else:
+                logger.error("%s: unexpected error", self._loop, exc_info=error)
+        ceiling = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0 ** min(self._failures, 16))
+        self._failures += 1
+        return ceiling * random.uniform(0.5, 1.0)
+
+    def succeeded(self) -> None:
+        """Note that the loop works."""
+        if self._failures:
+            logger.info("%s: works again after %.1f s", self._loop, time.monotonic() - self._since)
+            self._failures = 0
+            self._cause = ""
+            self._logged_at = -LINES_APART_SECONDS

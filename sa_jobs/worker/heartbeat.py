@@ -1,0 +1,75 @@
+"""The heartbeat: one statement pushes out the leases of everything that runs here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sa_jobs import claims, presence
+from sa_jobs.context import ClaimedJob
+from sa_jobs.models import Tables
+from sa_jobs.worker.healing import HealingThread
+from sa_jobs.worker.links import Link
+from sa_jobs.worker.running import Lost, Mailbox, Running
+
+# A row that a finish under way has locked is looked at again this soon.
+LOCKED_SECONDS = 1.0
+
+
+class Heartbeat(HealingThread):
+    """Renews the leases every `period` seconds; the last thing to stop.
+
+    It tells handlers of requests to cancel, and the control loop of claims that are lost. `running`
+    gives the claims, `view` the worker's row for so many of them.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        mailbox: Mailbox,
+        running: Callable[[], list[Running]],
+        view: Callable[[int], dict[str, Any]],
+        *,
+        worker: str,
+        lease: float,
+        period: float,
+        tables: Tables,
+    ) -> None:
+        super().__init__("heartbeat", link, mailbox, longest_wait=period)
+        self._running = running
+        self._view = view
+        self._worker = worker
+        self._lease = lease
+        self._period = period
+        self._tables = tables
+
+    def step(self) -> float:
+        """Beat once."""
+        due = time.monotonic() + self._period
+        connection = self._link.connection()
+        entries = {entry.job.id: entry for entry in self._running() if not entry.with_writer}
+        locked = bool(entries) and self._beat(entries)
+        connection.execute(presence.beat_worker(self._tables), self._view(len(entries)))
+        wait = max(0.0, due - time.monotonic())
+        return min(wait, LOCKED_SECONDS) if locked else wait
+
+    def _beat(self, entries: dict[int, Running]) -> bool:
+        """Renew the leases, and return whether a row was locked."""
+        beaten: list[tuple[ClaimedJob, str | None]] = [
+            (entry.job, entry.context.take_progress()) for entry in entries.values()
+        ]
+        beat = claims.heartbeat(
+            self._link.connection(),
+            beaten,
+            worker=self._worker,
+            lease=self._lease,
+            tables=self._tables,
+        )
+        for job_id in beat.cancel_requested:
+            entries[job_id].stop("cancel")
+        for job_id in beat.lost:
+            # A claim whose outcome went to the writer meanwhile was ended, not lost.
+            if not entries[job_id].with_writer:
+                self._mailbox.put(Lost(entries[job_id]))
+        return bool(beat.locked)

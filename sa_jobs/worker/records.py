@@ -1,0 +1,76 @@
+"""The log lines about jobs: the same fields in each, and never a payload."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from sa_jobs.claims import Reclaimed
+from sa_jobs.context import log_fields
+from sa_jobs.outcome import Failed, Finished, Outcome, Released, Snoozed
+from sa_jobs.worker.running import Running
+
+logger = logging.getLogger("sa_jobs.worker")
+
+_LONGEST_ERROR = 200
+
+
+def log_outcome(running: Running, outcome: Outcome) -> None:
+    """Log how an attempt ended: a failure as a warning, everything else as information."""
+    level = logging.WARNING if isinstance(outcome, Failed) else logging.INFO
+    if not logger.isEnabledFor(level):
+        return
+    if isinstance(outcome, Finished):
+        end = "done"
+    elif isinstance(outcome, Snoozed):
+        end = f"snoozed for {outcome.delay:.3g} s"
+    elif isinstance(outcome, Released):
+        end = "handed back"
+    elif outcome.final:
+        end = f"dead: {_last_line(outcome.error)}"
+    else:
+        end = f"failed, again in {outcome.delay:.3g} s: {_last_line(outcome.error)}"
+    seconds = 0.0 if running.started_at is None else time.monotonic() - running.started_at
+    _log(level, running, f"{end} ({seconds:.3f} s)")
+
+
+def log_lost(running: Running) -> None:
+    """Log that a claim is no longer this worker's."""
+    _log(logging.WARNING, running, "lost its lease; nothing is written for it")
+
+
+def log_reclaimed(job: Reclaimed) -> None:
+    """Log that the sweep took a job back."""
+    logger.warning(
+        "job %s %s (queue %s, attempt %s) lost its worker %s, and is %s now",
+        job.id,
+        job.handler,
+        job.queue,
+        job.attempt,
+        job.worker,
+        job.status,
+        extra={
+            "job_id": job.id,
+            "job_handler": job.handler,
+            "job_queue": job.queue,
+            "job_attempt": job.attempt,
+        },
+    )
+
+
+def _log(level: int, running: Running, what: str) -> None:
+    job = running.job
+    logger.log(
+        level,
+        "job %s %s (queue %s, attempt %s) %s",
+        job.id,
+        job.handler,
+        job.queue,
+        job.attempts,
+        what,
+        extra=log_fields(job),
+    )
+
+
+def _last_line(error: str) -> str:
+    return error.strip().rpartition("\n")[2][:_LONGEST_ERROR]

@@ -1,0 +1,43 @@
+"""The sweep: jobs whose lease ran out are taken back, whoever held them."""
+
+from __future__ import annotations
+
+import random
+
+from sa_jobs import claims, presence
+from sa_jobs.claims import RECLAIM_BATCH
+from sa_jobs.models import Tables
+from sa_jobs.worker.healing import HealingThread
+from sa_jobs.worker.links import Link
+from sa_jobs.worker.records import log_reclaimed
+from sa_jobs.worker.running import Mailbox, Woken
+
+# How long the row of a worker that died stays in the operators' view.
+FORGET_SECONDS = 3600.0
+
+
+class Sweep(HealingThread):
+    """Sweeps at once, then about every `period` seconds."""
+
+    def __init__(self, link: Link, mailbox: Mailbox, *, period: float, tables: Tables) -> None:
+        super().__init__("sweep", link, mailbox, longest_wait=period)
+        self._period = period
+        self._tables = tables
+
+    def step(self) -> float:
+        """Take back all lapsed jobs, batch by batch."""
+        while not self._ended.is_set():
+            connection = self._link.connection()
+            with connection.begin():
+                taken = claims.sweep(connection, tables=self._tables)
+                connection.execute(
+                    presence.forget_workers(self._tables), {"id": "", "seconds": FORGET_SECONDS}
+                )
+            if taken:
+                for job in taken:
+                    log_reclaimed(job)
+                self._mailbox.put(Woken())
+            if len(taken) < RECLAIM_BATCH:
+                break
+        # Jittered, so that the sweeps of many workers spread out.
+        return self._period * random.uniform(0.8, 1.0)

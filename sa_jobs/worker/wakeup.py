@@ -1,0 +1,61 @@
+"""Wake-ups: a LISTEN connection that tells the control loop when a job may have become ready.
+
+A hint only. Polling stays correct without it, and finds what a lost notification meant.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import select
+import socket
+from typing import Any
+
+from sa_jobs import presence
+from sa_jobs.models import Tables
+from sa_jobs.worker.faults import LONGEST_DELAY_SECONDS
+from sa_jobs.worker.healing import HealingThread
+from sa_jobs.worker.links import Link
+from sa_jobs.worker.running import Mailbox, Woken
+
+# How often the connection is asked whether it still lives: a half-open one is silent.
+PROBE_SECONDS = 15.0
+
+
+class Wakeup(HealingThread):
+    """Listens for notifications of the worker's queues, and posts one wake-up for each burst."""
+
+    def __init__(self, link: Link, mailbox: Mailbox, queues: list[str], tables: Tables) -> None:
+        super().__init__("listen", link, mailbox, longest_wait=LONGEST_DELAY_SECONDS)
+        self._hashes = {
+            hashlib.sha256(queue.encode()).hexdigest()[: presence.HASH_LENGTH] for queue in queues
+        }
+        self._tables = tables
+        # Lets end() interrupt the wait for the database's socket.
+        self._interrupt, self._interrupted = socket.socketpair()
+
+    def end(self) -> None:
+        """Stop listening, and close the connection."""
+        self._ended.set()
+        self._interrupt.send(b"x")
+        super().end()
+        self._interrupt.close()
+        self._interrupted.close()
+
+    def step(self) -> float:
+        """Listen until the connection is lost or the end."""
+        connection = self._link.connection()
+        presence.listen(connection, self._tables)
+        self.works()
+        # What was enqueued before this LISTEN has sent its notification to nobody.
+        self._mailbox.put(Woken())
+        driver: Any = connection.connection.driver_connection
+        while not self._ended.is_set():
+            readable, _, _ = select.select(
+                [driver.fileno(), self._interrupted], [], [], PROBE_SECONDS
+            )
+            if not readable:
+                presence.probe(connection)
+            # Also after a probe: what came with its answer waits in the driver.
+            if any(notify.payload in self._hashes for notify in driver.notifies(timeout=0)):
+                self._mailbox.put(Woken())
+        return 0.0

@@ -1,0 +1,135 @@
+"""MODULE:ATTR -> the Jobs that it names."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import click
+
+from sa_jobs.cli.output import escaped_lines, say
+from sa_jobs.errors import SaJobsError, WorkerError
+from sa_jobs.handlers import Jobs
+
+_EXPECTED = (
+    "a Jobs, a Flask app that carries the sa-jobs extension, or a function without arguments that "
+    "returns one of them"
+)
+
+
+def load_jobs(reference: str) -> Jobs:
+    """Return the Jobs that `MODULE:ATTR` names: it, a Flask app's, or what a factory returns.
+
+    The current directory comes first on the import path, as with `flask` and `gunicorn`. ATTR may
+    have dots, and a factory may be written with its parentheses.
+
+    Raises click.UsageError for a reference that leads nowhere. An error of the module's own code
+    is shown with its traceback, then raised as WorkerError.
+    """
+    module_name, colon, attribute = reference.partition(":")
+    if not (module_name and colon and attribute):
+        raise click.UsageError(f"{reference!r} must be MODULE:ATTR, for example shop.app:jobs")
+    module = _import(module_name)
+    target = _attribute(module, attribute.removesuffix("()"))
+    jobs = _jobs_of(target)
+    if jobs is None and callable(target) and not isinstance(target, type):
+        jobs = _jobs_of(_called(target, reference))
+    if jobs is None:
+        raise click.UsageError(f"{reference} is {_kind(target)}, not {_EXPECTED}")
+    return jobs
+
+
+def _import(name: str) -> ModuleType:
+    directory = str(Path.cwd())
+    if directory not in sys.path:
+        sys.path.insert(0, directory)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            raise click.UsageError(
+                f"there is no module {error.name!r} in {directory} or among the installed packages"
+            ) from None
+        raise WorkerError(
+            f"{name} imports the module {error.name!r}, which is not installed"
+        ) from error
+    except SaJobsError as error:
+        raise WorkerError(f"importing {name} failed: {error}") from error
+    except Exception as error:
+        raise _failure(error, f"importing {name}") from error
+
+
+def _attribute(module: ModuleType, path: str) -> Any:
+    target: Any = module
+    where = module.__name__
+    for name in path.split("."):
+        if not hasattr(target, name):
+            raise click.UsageError(f"{where} has no {name!r}{_suggestion(target, name)}")
+        target = getattr(target, name)
+        where += f".{name}"
+    return target
+
+
+def _suggestion(target: Any, name: str) -> str:
+    names = list(vars(target)) if hasattr(target, "__dict__") else []
+    close = difflib.get_close_matches(name, names, n=3)
+    registries = [known for known in names if isinstance(vars(target)[known], Jobs)]
+    found = list(dict.fromkeys([*registries, *close]))
+    return f" (did you mean {' or '.join(found)}?)" if found else ""
+
+
+def _jobs_of(target: Any) -> Jobs | None:
+    if isinstance(target, Jobs):
+        return target
+    extensions = getattr(target, "extensions", None)
+    if isinstance(extensions, dict):
+        found = getattr(extensions.get("sa_jobs"), "jobs", None)
+        if isinstance(found, Jobs):
+            return found
+    return None
+
+
+def _called(factory: Any, reference: str) -> Any:
+    try:
+        inspect.signature(factory).bind()
+    except TypeError as error:
+        raise click.UsageError(
+            f"{reference} cannot be called without arguments ({error}); it must be {_EXPECTED}"
+        ) from None
+    except ValueError:
+        pass  # It has no signature to look at; the call will tell.
+    try:
+        return factory()
+    except SaJobsError as error:
+        raise WorkerError(f"calling {reference} failed: {error}") from error
+    except Exception as error:
+        raise _failure(error, f"calling {reference}") from error
+
+
+def _failure(error: Exception, what: str) -> WorkerError:
+    """Show where the user's own code failed, without our frames and the import system's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [
+        frame
+        for frame in frames
+        if not frame.filename.startswith("<frozen ")
+        and frame.filename != __file__
+        and Path(frame.filename).parent.name != "importlib"
+    ]
+    for line in traceback.format_list(own):
+        for shown in escaped_lines(line.rstrip("\n")):
+            say(shown)
+    return WorkerError(f"{what} failed: {type(error).__name__}: {error}")
+
+
+def _kind(target: Any) -> str:
+    if isinstance(target, type):
+        return f"the class {target.__name__}"
+    name = type(target).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"

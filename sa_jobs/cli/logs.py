@@ -1,0 +1,67 @@
+"""A worker's log: one line for each record, with time, level, logger and the job it is about."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import logging
+import re
+import sys
+
+from sa_jobs.cli.output import escaped, escaped_lines
+
+# What log records about a job carry, in this order; never the payload.
+FIELDS = ("job_id", "job_handler", "job_queue", "job_attempt")
+
+_PLAIN = re.compile(r"[\w.:/@+-]+", re.ASCII)
+
+
+class LineFormatter(logging.Formatter):
+    """Formats a record as one line: time with offset, level, logger, message, key=value fields.
+
+    What could break the line is escaped. A traceback follows on lines of its own, indented.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, and the traceback if there is one."""
+        moment = dt.datetime.fromtimestamp(record.created).astimezone()
+        line = " ".join(
+            (
+                moment.isoformat(timespec="milliseconds"),
+                record.levelname,
+                record.name,
+                escaped(record.getMessage()),
+                *(
+                    f"{field}={_field(getattr(record, field))}"
+                    for field in FIELDS
+                    if hasattr(record, field)
+                ),
+            )
+        )
+        if not record.exc_info:
+            return line
+        trace = escaped_lines(self.formatException(record.exc_info))
+        return "\n".join([line, *(f"    {entry}" for entry in trace)])
+
+
+def _field(value: object) -> str:
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else json.dumps(text)
+
+
+def configure_logging(level: str) -> None:
+    """Log to standard error, unless the application has set up a handler of its own.
+
+    SQLAlchemy stays at WARNING where its level was left unset: at INFO it logs every statement
+    with its parameters, and so with the payloads.
+    """
+    root = logging.getLogger()
+    logging.getLogger("sa_jobs").setLevel(level)
+    if not root.handlers:
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(LineFormatter())
+        root.addHandler(handler)
+        root.setLevel(level)
+    database = logging.getLogger("sqlalchemy")
+    if database.level == logging.NOTSET:
+        database.setLevel(max(root.level, logging.WARNING))

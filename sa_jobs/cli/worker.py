@@ -1,0 +1,141 @@
+"""`sa-jobs-worker`, also as `sa-jobs worker`."""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, TypeVar
+
+import click
+
+from sa_jobs import urls
+from sa_jobs.cli.database import open_engine, url_option
+from sa_jobs.cli.loading import load_jobs
+from sa_jobs.cli.logs import configure_logging
+from sa_jobs.worker import Worker
+from sa_jobs.worker.loop import (
+    DEFAULT_CONCURRENCY,
+    DEFAULT_GRACE_SECONDS,
+    DEFAULT_HEARTBEAT_SECONDS,
+    DEFAULT_LEASE_SECONDS,
+    DEFAULT_POLL_SECONDS,
+    DEFAULT_SWEEP_SECONDS,
+)
+from sa_jobs.worker.signals import STOP_SIGNALS, run_with_signals
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def check_seconds(
+    ctx: click.Context, param: click.Parameter, seconds: float | None
+) -> float | None:
+    """Return what an option says in seconds; what else it must be, the worker checks."""
+    if seconds is not None and not 0 <= seconds < math.inf:
+        raise click.BadParameter(f"{seconds} is not a number of seconds", ctx, param)
+    return seconds
+
+
+def _seconds_option(name: str, default: float, text: str) -> Callable[[F], F]:
+    return click.option(
+        f"--{name}",
+        type=float,
+        callback=check_seconds,
+        default=default,
+        show_default=True,
+        help=text,
+        metavar="SECONDS",
+    )
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("target", metavar="MODULE:ATTR")
+@click.option(
+    "--queue",
+    "queues",
+    multiple=True,
+    metavar="QUEUE",
+    help="A queue to serve; may be given several times. Default: those of the handlers.",
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1),
+    default=DEFAULT_CONCURRENCY,
+    show_default=True,
+    help="How many jobs run at once.",
+)
+@_seconds_option("lease", DEFAULT_LEASE_SECONDS, "How long a claim holds without a heartbeat.")
+@_seconds_option("heartbeat", DEFAULT_HEARTBEAT_SECONDS, "How often the leases are renewed.")
+@_seconds_option("poll", DEFAULT_POLL_SECONDS, "How often an idle worker looks for jobs.")
+@_seconds_option("sweep", DEFAULT_SWEEP_SECONDS, "How often lapsed leases are looked for.")
+@_seconds_option("grace", DEFAULT_GRACE_SECONDS, "How long a stop waits for running jobs.")
+@click.option("--no-listen", is_flag=True, help="Poll only, as behind a transaction pooler.")
+@url_option
+@click.option(
+    "--log-level",
+    type=click.Choice(LEVELS, case_sensitive=False),
+    default="info",
+    show_default=True,
+    help="The least level that is logged, on standard error.",
+)
+def worker(
+    target: str,
+    queues: tuple[str, ...],
+    concurrency: int,
+    lease: float,
+    heartbeat: float,
+    poll: float,
+    sweep: float,
+    grace: float,
+    no_listen: bool,
+    database_url: str | None,
+    log_level: str,
+) -> int:
+    """Run jobs with the handlers of MODULE:ATTR until SIGTERM or Ctrl-C.
+
+    MODULE:ATTR names a Jobs, a Flask app that carries the sa-jobs extension, or a function without
+    arguments that returns one of them. MODULE is also looked for in the current directory.
+
+    The first signal lets running jobs end, the second stops at once. Exit codes: 0 all ended,
+    1 failure, 2 usage, 3 the grace period ended first and running jobs were handed back.
+    """
+    url = urls.database_url(database_url)
+    _end_on_early_signals()
+    jobs = load_jobs(target)
+    configure_logging(log_level.upper())
+    # Handlers that take a session hold one connection each; those that timed out, one more.
+    engine = open_engine(url, pool_size=concurrency, max_overflow=concurrency, pool_pre_ping=True)
+    try:
+        return run_with_signals(
+            Worker(
+                engine,
+                jobs,
+                queues=queues or None,
+                concurrency=concurrency,
+                lease=lease,
+                heartbeat=heartbeat,
+                poll=poll,
+                sweep=sweep,
+                grace=grace,
+                listen=not no_listen,
+            )
+        )
+    finally:
+        engine.dispose()
+
+
+def _end_on_early_signals() -> None:
+    """End at once on a signal that comes while the application is still imported.
+
+    Without a handler, a process that is the first of its container would never see it.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        sys.exit(0)
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, end)

@@ -1,0 +1,1 @@
+UPDATE sa_jobs SET status=CASE WHEN (sa_jobs.status = 'ready') THEN 'cancelled' ELSE sa_jobs.status END, cancel_requested_at=coalesce(sa_jobs.cancel_requested_at, now()), updated_at=now(), finished_at=CASE WHEN (sa_jobs.status = 'ready') THEN now() ELSE NULL END WHERE sa_jobs.id = %(job_id)s::BIGINT AND sa_jobs.status IN ('ready', 'running') RETURNING sa_jobs.status

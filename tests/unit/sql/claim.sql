@@ -1,0 +1,20 @@
+WITH RECURSIVE lane(queue, priority) AS
+(SELECT served.queues AS queue, (SELECT sa_jobs.priority
+FROM sa_jobs
+WHERE sa_jobs.queue = served.queues AND sa_jobs.status = 'ready' ORDER BY sa_jobs.priority DESC
+ LIMIT 1) AS priority
+FROM unnest(CAST(%(queues)s::TEXT[] AS TEXT[])) AS served(queues) UNION ALL SELECT lane.queue AS queue, (SELECT sa_jobs.priority
+FROM sa_jobs
+WHERE sa_jobs.queue = lane.queue AND sa_jobs.status = 'ready' AND sa_jobs.priority < lane.priority ORDER BY sa_jobs.priority DESC
+ LIMIT 1) AS anon_1
+FROM lane
+WHERE lane.priority IS NOT NULL),
+candidate AS
+(SELECT due.id AS id
+FROM lane JOIN LATERAL (SELECT sa_jobs.id AS id
+FROM sa_jobs
+WHERE sa_jobs.queue = lane.queue AND sa_jobs.priority = lane.priority AND sa_jobs.status = 'ready' AND sa_jobs.run_at <= now() AND sa_jobs.handler = ANY (CAST(%(handlers)s::TEXT[] AS TEXT[])) ORDER BY sa_jobs.run_at, sa_jobs.id
+ LIMIT %(limit)s::BIGINT FOR NO KEY UPDATE SKIP LOCKED) AS due ON true
+ LIMIT %(limit)s::BIGINT)
+ UPDATE sa_jobs SET status='running', attempts=(sa_jobs.attempts + %(attempts_1)s::BIGINT), claim_no=(sa_jobs.claim_no + %(claim_no_1)s::BIGINT), locked_by=%(worker)s::VARCHAR, claimed_at=now(), leased_until=(now() + make_interval(0, 0, 0, 0, 0, 0, %(lease)s)), updated_at=now() WHERE sa_jobs.id = ANY (array((SELECT candidate.id
+FROM candidate))) RETURNING sa_jobs.id, sa_jobs.queue, sa_jobs.handler, CAST(sa_jobs.payload AS TEXT) AS payload, sa_jobs.priority, sa_jobs.tenant, greatest(sa_jobs.run_at, timestamptz '0001-01-03 00:00:00+00') AS run_at, sa_jobs.scheduled_for, sa_jobs.attempts, sa_jobs.max_attempts, sa_jobs.claim_no, sa_jobs.idempotency_key, sa_jobs.unique_key, CAST(sa_jobs.meta AS TEXT) AS meta, sa_jobs.created_at, sa_jobs.claimed_at

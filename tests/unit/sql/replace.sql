@@ -1,0 +1,1 @@
+UPDATE sa_jobs SET payload=CAST(%(payload)s::VARCHAR AS JSONB), run_at=coalesce(%(run_at)s::TIMESTAMP WITH TIME ZONE, now() + make_interval(0, 0, 0, 0, 0, 0, %(delay)s)), updated_at=now() WHERE sa_jobs.id = %(job_id)s::BIGINT AND sa_jobs.status = 'ready' RETURNING sa_jobs.id, sa_jobs.queue

@@ -54,6 +54,10 @@ lint: $(VENV)/.installed-lint ## Find mistakes in the code
 types: $(VENV)/.installed-typing ## Check the types
 	@$(VENV)/bin/mypy
 
+.PHONY: types-oldest
+types-oldest: $(OLDEST)/.installed ## Check the public API's types with the oldest SQLAlchemy
+	@$(OLDEST)/bin/mypy --follow-imports=silent tests/typing
+
 .PHONY: wheel
 wheel: $(VENV)/.installed-package ## Build the wheel and the source archive in dist/
 	@$(VENV)/bin/python -m build --quiet
@@ -84,5 +88,5 @@ $(VENV)/.installed-%: $(VENV)/.installed
 
 $(OLDEST)/.installed: pyproject.toml
 	$(call make-environment,$(PYTHON_OLDEST),$(OLDEST))
-	@$(OLDEST)/bin/python $(PIP) install --editable '$(PACKAGE)' --group tests --group oldest
+	@$(OLDEST)/bin/python $(PIP) install --editable '$(PACKAGE)' --group typing --group oldest
 	@touch $@

@@ -16,7 +16,8 @@ from sa_jobs.cli.database import open_engine, url_option
 from sa_jobs.cli.loading import load_jobs
 from sa_jobs.cli.logs import configure_logging
 from sa_jobs.worker import Worker
-from sa_jobs.worker.loop import (
+from sa_jobs.worker.signals import STOP_SIGNALS, run_with_signals
+from sa_jobs.worker.worker import (
     DEFAULT_CONCURRENCY,
     DEFAULT_GRACE_SECONDS,
     DEFAULT_HEARTBEAT_SECONDS,
@@ -24,7 +25,6 @@ from sa_jobs.worker.loop import (
     DEFAULT_POLL_SECONDS,
     DEFAULT_SWEEP_SECONDS,
 )
-from sa_jobs.worker.signals import STOP_SIGNALS, run_with_signals
 
 F = TypeVar("F", bound=Callable[..., Any])
 

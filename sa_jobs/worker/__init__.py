@@ -1,11 +1,12 @@
 """The runner: claims jobs, runs their handlers, writes the outcomes. It contains no SQL.
 
-`loop` is the one place where everything meets, on one thread. Around it: `threads` and
-`coroutines` run handlers by way of `execution`, `heartbeat` keeps the leases, `wakeup` listens,
-`sweep` reclaims, `writer` stores outcomes, `pace` says when to look for jobs, `links` holds the
-connections, `faults` tells errors apart.
+`worker` starts and ends it all; `loop` is where everything meets, on one thread. Around it:
+`threads` and `coroutines` run handlers by way of `execution`, `heartbeat` keeps the leases,
+`wakeup` listens, `sweep` reclaims, `writer` stores outcomes, `pace` says when to look for jobs,
+`links` holds the connections, `faults` tells errors apart.
 """
 
-from sa_jobs.worker.loop import EXIT_FAILURE, EXIT_HANDED_BACK, EXIT_OK, Worker
+from sa_jobs.worker.loop import EXIT_FAILURE, EXIT_HANDED_BACK, EXIT_OK
+from sa_jobs.worker.worker import Worker
 
 __all__ = ["EXIT_FAILURE", "EXIT_HANDED_BACK", "EXIT_OK", "Worker"]

@@ -6,7 +6,7 @@ import signal
 from types import FrameType
 from typing import Any
 
-from sa_jobs.worker.loop import Worker
+from sa_jobs.worker.worker import Worker
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sa_jobs import jsontext
 from sa_jobs.errors import InvalidJobError, SaJobsError
@@ -69,7 +69,14 @@ def log_fields(job: ClaimedJob) -> dict[str, Any]:
     }
 
 
-class _JobLog(logging.LoggerAdapter[logging.Logger]):
+# Subscriptable at run time from Python 3.11 on.
+if TYPE_CHECKING:
+    _Adapter = logging.LoggerAdapter[logging.Logger]
+else:
+    _Adapter = logging.LoggerAdapter
+
+
+class _JobLog(_Adapter):
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[Any, MutableMapping[str, Any]]:

@@ -36,16 +36,16 @@ class Interrupts:
     def held(self) -> Iterator[None]:
         """Put off an interrupt to the end of the block.
 
-        A process that is started in the block can be noted in it: interrupted half-way, `Popen`
-        would lose a child that runs already.
+        What is made in the block can be noted in it: interrupted half-way, `Popen` would lose a
+        child that runs already.
         """
         self._is_held = True
         try:
             yield
         finally:
             self._is_held = False
-        if self._has_come:
-            raise KeyboardInterrupt
+            if self._has_come:
+                raise KeyboardInterrupt
 
     def ignore(self) -> None:
         """Let no interrupt cut short what follows."""

@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +43,17 @@ def embedded_server(interrupts: Interrupts) -> Iterator[URL]:
 
     It listens on a socket in its own directory alone, which no other user may enter.
     """
-    directory = Path(tempfile.mkdtemp(prefix="sa-jobs-demo-", dir=_temporary_root()))
-    process: subprocess.Popen[bytes] | None = None
-    try:
-        user = _server_user()
-        _give(directory, user)
-        programs = _programs(directory, user)
-        _initialise(programs, directory, user)
+    with ExitStack() as stack:
         with interrupts.held():
+            directory = Path(tempfile.mkdtemp(prefix="sa-jobs-demo-", dir=_temporary_root()))
+            stack.callback(shutil.rmtree, directory, ignore_errors=True)
+            user = _server_user()
+            _give(directory, user)
+            programs = _programs(directory, user)
+            # Short, and ended half-way it would leave a child that still writes.
+            _initialise(programs, directory, user)
             process = _start(programs, directory, user)
+            stack.callback(_stop, process)
         _wait_until_ready(process, directory)
         yield URL.create(
             "postgresql+psycopg",
@@ -59,10 +61,6 @@ def embedded_server(interrupts: Interrupts) -> Iterator[URL]:
             database="postgres",
             query={"host": str(directory)},
         )
-    finally:
-        if process is not None:
-            _stop(process)
-        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _initialise(programs: Path, directory: Path, user: pwd.struct_passwd | None) -> None:
@@ -99,8 +97,6 @@ def _start(
             ],
             stdout=log,
             stderr=log,
-            # Out of the reach of a Ctrl-C that is meant for the demo.
-            start_new_session=True,
             **_as_user(directory, user),
         )
 
@@ -179,6 +175,8 @@ def _as_user(directory: Path, user: pwd.struct_passwd | None) -> dict[str, Any]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     options: dict[str, Any] = {
         "stdin": subprocess.DEVNULL,
+        # Out of the reach of a Ctrl-C that is meant for the demo.
+        "start_new_session": True,
         "cwd": directory,
         "env": {**environment, "LC_ALL": "C"},
     }

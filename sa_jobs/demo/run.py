@@ -74,8 +74,9 @@ def _run(
     _create_tables(stack, engine, display)
     connection = stack.enter_context(engine.connect())
 
-    directory = Path(tempfile.mkdtemp(prefix="sa-jobs-demo-"))
-    stack.callback(shutil.rmtree, directory, ignore_errors=True)
+    with interrupts.held():
+        directory = Path(tempfile.mkdtemp(prefix="sa-jobs-demo-"))
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
     children: list[Child] = []
 
     def start(name: str, command: list[str]) -> Child:

@@ -1,0 +1,149 @@
+"""Jobs as operators look at them: lists and single ones, payloads only on request."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, func, insert, text
+
+from sa_jobs import InvalidJobError, lookup
+from sa_jobs.models import DEFAULT_TABLES
+from tests.database.callers import Caller
+from tests.support.jobs import add
+
+MINUTE = dt.timedelta(minutes=1)
+
+
+def fail(connection: Connection, job_id: int, attempt: int, error: str) -> None:
+    connection.execute(
+        insert(DEFAULT_TABLES.failures).values(
+            job_id=job_id,
+            queue="default",
+            handler="send",
+            attempt=attempt,
+            claim_no=attempt,
+            worker="worker-1",
+            error=error,
+        )
+    )
+    connection.commit()
+
+
+def ids(connection: Connection, **conditions: Any) -> list[int]:
+    return [row.id for row in lookup.list_jobs(connection, **conditions)]
+
+
+def test_a_list_has_the_newest_first_and_ends_at_its_limit(connection: Connection) -> None:
+    first, second, third = (add(connection) for _ in range(3))
+
+    assert ids(connection) == [third, second, first]
+    assert ids(connection, limit=2) == [third, second]
+
+
+def test_a_list_holds_only_what_meets_all_conditions(connection: Connection) -> None:
+    wanted = add(connection, "a", queue="q", status="done")
+    add(connection, "b", queue="q", status="done")
+    add(connection, "a", queue="other", status="done")
+    add(connection, "a", queue="q", status="dead")
+
+    assert ids(connection, handler="a", queue="q", status="done") == [wanted]
+    assert ids(connection, handler="none") == []
+
+
+def test_ready_jobs_are_listed_as_their_queue_runs_them(connection: Connection) -> None:
+    late = add(connection, run_at=func.now() + MINUTE)
+    low = add(connection, priority=-1, run_at=func.now() - MINUTE)
+    early = add(connection, run_at=func.now() - MINUTE)
+    high = add(connection, priority=1)
+
+    assert ids(connection, status="ready") == [high, early, late, low]
+
+
+def test_dead_jobs_are_listed_by_when_they_died(connection: Connection) -> None:
+    second = add(connection, status="dead", finished_at=func.now() - MINUTE)
+    first = add(connection, status="dead", finished_at=func.now())
+
+    assert ids(connection, status="dead") == [first, second]
+
+
+def test_an_unknown_status_is_refused_before_any_sql(engine: Engine) -> None:
+    with engine.connect() as connection:
+        with pytest.raises(InvalidJobError, match="status must be one of ready, running"):
+            lookup.list_jobs(connection, status="scheduled")
+        assert not connection.in_transaction()
+
+
+def test_a_row_has_the_last_line_of_its_error(connection: Connection) -> None:
+    plain = add(connection)
+    failed = add(connection, last_error="Traceback\n" + "x" * 5_000 + "\nValueError: bad\n")
+
+    assert [row.error for row in lookup.list_jobs(connection)] == ["ValueError: bad", None]
+    found = lookup.find_job(connection, failed)
+    assert found is not None
+    assert found.error == "ValueError: bad"
+    other = lookup.find_job(connection, plain)
+    assert other is not None
+    assert other.error is None
+
+
+def test_a_job_that_is_not_there_is_none(connection: Connection) -> None:
+    assert lookup.find_job(connection, 2**62) is None
+    assert lookup.contents_of(connection, 2**62) is None
+    assert lookup.failures_of(connection, 2**62) == []
+
+
+def test_contents_are_the_json_that_is_stored(connection: Connection) -> None:
+    job_id = add(connection, payload={"n": 12345678901234567890, "x": 1.5})
+
+    contents = lookup.contents_of(connection, job_id)
+
+    assert contents is not None
+    assert contents.payload == '{"n": 12345678901234567890, "x": 1.5}'
+    assert contents.result is None
+    assert contents.meta == "{}"
+
+
+def test_failed_attempts_come_in_their_order_the_last_ones_if_there_are_many(
+    connection: Connection,
+) -> None:
+    job_id = add(connection)
+    for attempt in range(1, 5):
+        fail(connection, job_id, attempt, f"error {attempt}")
+
+    found = lookup.failures_of(connection, job_id)
+    assert [(row.attempt, row.error) for row in found] == [(n, f"error {n}") for n in range(1, 5)]
+    assert found[0].worker == "worker-1"
+    assert [row.attempt for row in lookup.failures_of(connection, job_id, limit=2)] == [3, 4]
+
+
+def test_every_kind_of_session_and_connection_can_look(
+    caller: Caller, connection: Connection
+) -> None:
+    job_id = add(connection, payload={"a": 1})
+    fail(connection, job_id, 1, "error")
+
+    assert [row.id for row in caller(lookup.list_jobs, queue="default")] == [job_id]
+    assert caller(lookup.find_job, job_id).handler == "send"
+    assert caller(lookup.contents_of, job_id).payload == '{"a": 1}'
+    assert [row.error for row in caller(lookup.failures_of, job_id)] == ["error"]
+
+
+@pytest.mark.slow
+def test_lists_of_large_jobs_read_no_payload(connection: Connection) -> None:
+    connection.execute(
+        text(
+            "INSERT INTO sa_jobs (queue, handler, payload, last_error)"
+            " SELECT 'default', 'send',"
+            " jsonb_build_object('data', (SELECT string_agg(md5(random()::text), '')"
+            " FROM generate_series(1, 3000))), repeat('x', 16000)"
+            " FROM generate_series(1, 200)"
+        )
+    )
+    rows = connection.execute(
+        lookup._list(DEFAULT_TABLES, None, frozenset()), {"limit": 1_000}
+    ).all()
+
+    assert len(rows) == 200
+    assert sum(len(str(row)) for row in rows) < 300_000

@@ -1,0 +1,318 @@
+"""Notifications: only for due work, only where a worker sleeps, one per queue and transaction."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import Connection, Engine, MetaData, create_engine, func, insert, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.orm import Session
+
+from sa_jobs import attach, cancel, claims, enqueue, enqueue_many, presence, retry
+from sa_jobs.claims import Settled
+from sa_jobs.models import DEFAULT_TABLES, Tables
+from sa_jobs.outcome import Released
+from tests.support.jobs import add, all_jobs, change, claim
+
+Heard = Callable[[], list[str]]
+
+
+def hash_of(queue: str) -> str:
+    return hashlib.sha256(queue.encode()).hexdigest()[:16]
+
+
+def sleep(connection: Connection, *queues: str, seconds: float = 60.0) -> None:
+    """Announce that a worker sleeps on these queues."""
+    connection.execute(
+        presence.sleep(DEFAULT_TABLES),
+        {"queues": list(queues), "seconds": seconds, "enough": seconds / 2},
+    )
+    connection.commit()
+
+
+def listening(database_url: str, channel: str) -> Iterator[Heard]:
+    """Listen, and give a function that returns the notifications since its last call.
+
+    A marker that is sent after all else says when everything has arrived.
+    """
+    conninfo = make_url(database_url).set(drivername="postgresql").render_as_string(False)
+    with psycopg.connect(conninfo, autocommit=True) as listener:
+        listener.execute(f'LISTEN "{channel}"')
+
+        def heard() -> list[str]:
+            with psycopg.connect(conninfo, autocommit=True) as other:
+                other.execute("SELECT pg_notify(%s, 'marker')", [channel])
+            payloads: list[str] = []
+            for notification in listener.notifies(timeout=20):
+                if notification.payload == "marker":
+                    return payloads
+                payloads.append(notification.payload)
+            raise AssertionError("the marker did not arrive")
+
+        yield heard
+
+
+def channel_of(connection: Connection, tables: Tables) -> str:
+    channel: Any = connection.execute(presence.channel(tables)).scalar_one()
+    connection.commit()
+    return str(channel)
+
+
+@pytest.fixture
+def heard(database_url: str, connection: Connection) -> Iterator[Heard]:
+    channel = channel_of(connection, DEFAULT_TABLES)
+    yield from listening(database_url, channel)
+
+
+@pytest.fixture
+def asleep(connection: Connection) -> None:
+    sleep(connection, "default", "mail")
+
+
+def test_a_commit_wakes_a_sleeping_worker(
+    connection: Connection, asleep: None, heard: Heard
+) -> None:
+    enqueue(connection, "send")
+    assert heard() == []
+    connection.commit()
+    assert heard() == [hash_of("default")]
+
+
+def test_many_jobs_of_a_queue_wake_it_once(
+    connection: Connection, asleep: None, heard: Heard
+) -> None:
+    enqueue_many(connection, "send", [{}] * 200)
+    for queue in ("default", "mail", "mail"):
+        enqueue(connection, "send", queue=queue)
+    connection.commit()
+    assert sorted(heard()) == sorted([hash_of("default"), hash_of("mail")])
+
+
+def test_plain_sql_wakes_too(connection: Connection, asleep: None, heard: Heard) -> None:
+    connection.execute(text("INSERT INTO sa_jobs (queue, handler) VALUES ('mail', 'send')"))
+    connection.commit()
+    assert heard() == [hash_of("mail")]
+
+
+def test_nobody_is_woken_where_nobody_sleeps(connection: Connection, heard: Heard) -> None:
+    sleep(connection, "mail")
+    sleep(connection, "default", seconds=-1.0)
+    enqueue(connection, "send")
+    connection.commit()
+    assert heard() == []
+
+
+def test_work_for_later_wakes_nobody(connection: Connection, asleep: None, heard: Heard) -> None:
+    enqueue(connection, "send", delay=60)
+    enqueue_many(connection, "send", [{}], delay=60)
+    connection.commit()
+    assert heard() == []
+
+
+def test_a_duplicate_wakes_nobody(connection: Connection, asleep: None, heard: Heard) -> None:
+    enqueue(connection, "send", idempotency_key="k")
+    connection.commit()
+    heard()
+    enqueue(connection, "send", idempotency_key="k")
+    connection.commit()
+    assert heard() == []
+
+
+@pytest.mark.parametrize("scope", ["transaction", "session", "database"])
+def test_notifications_can_be_switched_off(
+    database_url: str, connection: Connection, asleep: None, heard: Heard, scope: str
+) -> None:
+    job_id = add(connection, status="dead")
+    if scope == "database":
+        name = connection.execute(text("SELECT current_database()")).scalar_one()
+        connection.execute(text(f"ALTER DATABASE {name} SET sa_jobs.notify = 'off'"))
+        connection.commit()
+    engine = create_engine(database_url)
+    with Session(engine) as session:
+        if scope != "database":
+            local = scope == "transaction"
+            session.execute(func.set_config("sa_jobs.notify", "off", local).select())
+        enqueue(session, "send")
+        retry(session, job_id)
+        session.commit()
+        assert heard() == []
+    engine.dispose()
+
+
+def test_a_rolled_back_savepoint_wakes_nobody(engine: Engine, asleep: None, heard: Heard) -> None:
+    with Session(engine) as session:
+        with session.begin_nested() as savepoint:
+            enqueue(session, "send")
+            savepoint.rollback()
+        assert heard() == []
+        session.commit()
+    assert heard() == []
+
+
+def test_a_released_savepoint_wakes_at_the_commit(
+    engine: Engine, asleep: None, heard: Heard
+) -> None:
+    with Session(engine) as session:
+        with session.begin_nested():
+            enqueue(session, "send")
+        assert heard() == []
+        session.commit()
+    assert heard() == [hash_of("default")]
+
+
+def test_what_becomes_ready_again_wakes_too(
+    connection: Connection, asleep: None, heard: Heard
+) -> None:
+    job_id = add(connection, status="dead")
+    retry(connection, job_id)
+    connection.commit()
+    assert heard() == [hash_of("default")]
+
+    (one,) = claim(connection)
+    claims.settle(connection, [Settled(one, Released())], worker="worker-1")
+    connection.commit()
+    assert heard() == [hash_of("default")]
+
+    (one,) = claim(connection)
+    change(connection, job_id, leased_until=func.now())
+    claims.reclaim(connection)
+    connection.commit()
+    assert heard() == [hash_of("default")]
+
+    enqueue(connection, "send", delay=60, unique_key="k")
+    connection.commit()
+    assert heard() == []
+    enqueue(connection, "send", unique_key="k", on_conflict="replace")
+    connection.commit()
+    assert heard() == [hash_of("default")]
+
+
+def test_what_does_not_become_ready_wakes_nobody(
+    connection: Connection, asleep: None, heard: Heard
+) -> None:
+    add(connection)
+    heard()
+    (one,) = claim(connection)
+    cancel(connection, one.id)
+    claims.settle(connection, [Settled(one, Released())], worker="worker-1")
+    connection.commit()
+    assert heard() == []
+
+
+def test_a_sleeper_is_written_about_once_a_period(connection: Connection) -> None:
+    def versions() -> list[Any]:
+        rows = connection.execute(text("SELECT queue, xmin, asleep_until FROM sa_jobs_sleepers"))
+        return sorted(tuple(row) for row in rows)
+
+    sleep(connection, "mail", "default")
+    before = versions()
+    assert [row[0] for row in before] == ["default", "mail"]
+    sleep(connection, "mail", "default")
+    assert versions() == before
+    sleep(connection, "default", seconds=600.0)
+    assert [row[0] for row in versions() if row not in before] == ["default"]
+
+
+@pytest.mark.parametrize("queue", ["o'x", 'a"b', "a$$b", "a\\b", "é" * 100, "a;--", "%s", "{}"])
+def test_any_name_of_a_queue_is_woken(connection: Connection, heard: Heard, queue: str) -> None:
+    sleep(connection, queue)
+    enqueue(connection, "send", queue=queue)
+    connection.commit()
+    assert heard() == [hash_of(queue)]
+
+
+def test_two_queues_tables_have_channels_of_their_own(
+    engine: Engine, connection: Connection, heard: Heard, database_url: str
+) -> None:
+    host = MetaData()
+    other = attach(host, name="Other", schema="Else_where")
+    host.create_all(engine)
+    channels = [channel_of(connection, tables) for tables in (DEFAULT_TABLES, other)]
+    assert len(set(channels)) == 2
+    assert all(len(channel) <= 63 for channel in channels)
+    wake_other(connection, other)
+    assert heard() == []
+    for heard_there in listening(database_url, channels[1]):
+        wake_other(connection, other)
+        assert heard_there() == [hash_of("default")]
+
+
+def wake_other(connection: Connection, tables: Tables) -> None:
+    connection.execute(
+        insert(tables.sleepers).values(queue="default", asleep_until=func.now() + text("'1 hour'"))
+        if not connection.execute(tables.sleepers.select()).all()
+        else tables.sleepers.update().values(asleep_until=func.now() + text("interval '1 hour'"))
+    )
+    enqueue(connection, "send", tables=tables)
+    connection.commit()
+
+
+def test_our_function_runs_as_its_caller_and_looks_nowhere_else(connection: Connection) -> None:
+    rows = connection.execute(
+        text("""
+            SELECT prosecdef, proconfig FROM pg_proc
+            WHERE pronamespace = current_schema()::regnamespace
+        """)
+    ).all()
+    assert [tuple(row) for row in rows] == [(False, ["search_path=pg_catalog, pg_temp"])]
+
+
+def test_shadows_in_the_callers_search_path_have_no_effect(
+    engine: Engine, connection: Connection, heard: Heard
+) -> None:
+    sleep(connection, "default")
+    with engine.connect() as evil:
+        evil.execute(text("CREATE SCHEMA evil"))
+        evil.execute(text("CREATE TABLE evil.sa_jobs_sleepers (LIKE sa_jobs_sleepers)"))
+        evil.execute(text("CREATE TEMP TABLE sa_jobs_sleepers (LIKE sa_jobs_sleepers)"))
+        evil.execute(text("CREATE TEMP TABLE new_jobs (queue text)"))
+        for name, result in (
+            ("pg_notify(text, text)", "void"),
+            ("clock_timestamp()", "timestamptz"),
+            ("now()", "timestamptz"),
+        ):
+            evil.execute(
+                text(f"""
+                CREATE FUNCTION evil.{name} RETURNS {result} LANGUAGE plpgsql
+                AS 'BEGIN RAISE EXCEPTION ''the shadow ran''; END'
+            """)
+            )
+        evil.execute(text("SET search_path = evil, public"))
+        enqueued = enqueue(evil, "send")
+        assert cancel(evil, enqueued.id) == "cancelled"
+        enqueue(evil, "send")
+        evil.commit()
+        evil.invalidate()
+    assert heard() == [hash_of("default")]
+    assert [row.status for row in all_jobs(connection)] == ["cancelled", "ready"]
+
+
+def test_a_role_that_may_only_insert_needs_no_more_than_to_read_the_sleepers(
+    engine: Engine, connection: Connection, database_url: str, heard: Heard
+) -> None:
+    role = make_url(database_url).database
+    sleep(connection, "default")
+    for statement in (
+        f"CREATE ROLE {role}",
+        f"GRANT SELECT, INSERT ON sa_jobs TO {role}",
+        f"GRANT SELECT ON sa_jobs_sleepers TO {role}",
+    ):
+        connection.execute(text(statement))
+    connection.commit()
+    try:
+        with engine.connect() as application:
+            application.execute(text(f"SET ROLE {role}"))
+            enqueue(application, "send", idempotency_key="k")
+            enqueue(application, "send", idempotency_key="k")
+            application.commit()
+            application.execute(text("RESET ROLE"))
+            application.commit()
+        assert heard() == [hash_of("default")]
+    finally:
+        connection.execute(text(f"DROP OWNED BY {role}"))
+        connection.execute(text(f"DROP ROLE {role}"))
+        connection.commit()

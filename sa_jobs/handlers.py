@@ -155,8 +155,13 @@ class Jobs:
             backoff=backoff,
             timeout=limit,
         )
+        try:
+            self._by_function[function] = handler
+        except TypeError:
+            raise HandlerError(
+                f"handler {checked!r} is not hashable: register a function that calls it"
+            ) from None
         self._by_name[checked] = handler
-        self._by_function[function] = handler
         # A bound method takes no attribute; this registry knows it all the same.
         with contextlib.suppress(AttributeError):
             function.sa_jobs_handler = checked

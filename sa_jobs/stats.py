@@ -301,7 +301,7 @@ def _lanes(tables: Tables) -> CTE:
             .scalar_subquery()
         )
 
-    queue = select(first_queue().label("queue")).cte("queue", recursive=True)
+    queue = select(first_queue().label("queue")).cte("ready_queue", recursive=True)
     queue = queue.union_all(
         select(first_queue(jobs.c.queue > queue.c.queue)).where(queue.c.queue.is_not(None))
     )
@@ -310,9 +310,11 @@ def _lanes(tables: Tables) -> CTE:
         select(queue.c.queue)
         .where(queue.c.queue.is_not(None))
         .limit(literal_column(str(MAX_QUEUES)))
-        .cte("some_queues")
+        .cte("some_ready_queue")
     )
-    lane = select(some.c.queue, highest(some.c.queue).label("priority")).cte("lane", recursive=True)
+    lane = select(some.c.queue, highest(some.c.queue).label("priority")).cte(
+        "ready_lane", recursive=True
+    )
     return lane.union_all(
         select(lane.c.queue, highest(lane.c.queue, jobs.c.priority < lane.c.priority)).where(
             lane.c.priority.is_not(None)

@@ -19,7 +19,6 @@ START_SECONDS = 30
 
 # Short times, so that a killed worker's jobs are back while one still looks.
 WORKER_OPTIONS = (
-    "--concurrency=4",
     "--lease=3",
     "--heartbeat=1",
     "--sweep=1",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -67,14 +68,14 @@ class Execution:
         handler, job = running.handler, running.job
         arguments = self._arguments(running)
         if handler.signature.session is None:
-            return returned(job, await handler.function(**arguments))
+            return returned(job, await _result(handler.function(**arguments)))
         assert self.async_session_factory is not None
         session = self.async_session_factory()
         sync = session.sync_session
         try:
             sessions.guard(sync)
             arguments[handler.signature.session] = session
-            outcome = returned(job, await handler.function(**arguments))
+            outcome = returned(job, await _result(handler.function(**arguments)))
             sessions.unguard(sync)
             if not await session.run_sync(lambda sync: self._finish(sync, job, outcome)):
                 return LeaseLost()
@@ -107,6 +108,11 @@ class Execution:
             if running.stop_reason == "timeout":
                 return failed(job, timed_out(running), backoff)
         return raised(job, _without_own_frames(error), backoff)
+
+
+async def _result(called: Any) -> Any:
+    # A wrapper of a coroutine function counts as one, and may return something else.
+    return await called if inspect.isawaitable(called) else called
 
 
 def _without_own_frames(error: BaseException) -> BaseException:

@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
 
+from sa_jobs import enqueue, enqueue_many
 from tests.support.commands import ROOT, environment, sa_jobs
 from tests.support.looking import status, unfinished
 from tests.support.waiting import wait_until
@@ -62,10 +64,9 @@ def test_jobs_go_through_the_queue_by_commands_alone(app_database: str, engine: 
 def test_jobs_that_no_worker_knows_are_named_and_left_alone(
     app_database: str, engine: Engine
 ) -> None:
-    for _ in range(3):
-        sa_jobs("enqueue", "not.there", url=app_database)
-    for _ in range(2):
-        sa_jobs("enqueue", "quick", "--queue", "defualt", url=app_database)
+    with Session(engine) as session, session.begin():
+        enqueue_many(session, "not.there", [{}] * 3)
+        enqueue_many(session, "quick", [{}] * 2, queue="defualt")
 
     with WorkerProcess(app_database) as worker:
         worker.wait_until_ready()
@@ -180,15 +181,11 @@ def test_settings_that_cannot_work_are_one_line(database_url: str) -> None:
 def test_the_log_has_a_clean_line_for_each_record_and_never_a_payload(
     app_database: str, engine: Engine
 ) -> None:
-    secret = '{"seconds": "hunter2-XYZ"}'
-    for handler, payload in (
-        ("sleep", secret),
-        ("sleep_async", secret),
-        ("not.there", secret),
-        ("always_fails", "{}"),
-        ("snoozes_once", "{}"),
-    ):
-        sa_jobs("enqueue", handler, "--payload", payload, "--max-attempts", "2", url=app_database)
+    with Session(engine) as session, session.begin():
+        for handler in ("sleep", "sleep_async", "not.there"):
+            enqueue(session, handler, {"seconds": "hunter2-XYZ"}, max_attempts=2)
+        for handler in ("always_fails", "snoozes_once"):
+            enqueue(session, handler, max_attempts=2)
     with WorkerProcess(app_database, "--log-level", "debug") as worker:
         # All but the one that nobody knows.
         wait_until(lambda: unfinished(engine) == 1, "all have ended")

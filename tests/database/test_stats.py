@@ -7,9 +7,9 @@ import json
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Executable, create_engine, func, insert, select, text
+from sqlalchemy import Connection, Executable, MetaData, create_engine, func, insert, select, text
 
-from sa_jobs import stats
+from sa_jobs import attach, enqueue, stats
 from sa_jobs.models import DEFAULT_TABLES, STATES
 from sa_jobs.stats import Count, DueJobs, QueueDepth
 from tests.database.callers import Caller
@@ -281,6 +281,22 @@ def test_no_look_reads_more_rows_than_its_cap_however_many_there_are(
             assert node["Node Type"] in ("Index Scan", "Index Only Scan")
             assert node["Actual Rows"] <= enough
             assert node.get("Rows Removed by Filter", 0) == 0
+
+
+@pytest.mark.parametrize("name", ["queue", "lane", "due", "counted"])
+def test_tables_of_any_name_can_be_looked_at(empty_database: str, name: str) -> None:
+    metadata = MetaData()
+    tables = attach(metadata, name=name)
+    engine = create_engine(empty_database)
+    metadata.create_all(engine)
+    with engine.begin() as connection:
+        enqueue(connection, "send", tables=tables)
+
+        (depth,) = stats.queue_depths(connection, tables=tables)
+        assert depth.ready == Count(1)
+        assert stats.due_jobs(connection, tables=tables) == [DueJobs("default", "send", Count(1))]
+        assert stats.dead_jobs(connection, tables=tables) == Count(0)
+    engine.dispose()
 
 
 def test_an_engines_own_json_deserializer_changes_nothing(database_url: str) -> None:

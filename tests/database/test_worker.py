@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import threading
 import time
@@ -88,6 +89,20 @@ def test_plain_and_coroutine_handlers_give_their_results(engine: Engine, jobs: J
     assert job(engine, first).result == {"x": 1}
     assert job(engine, second).result == [2]
     assert job(engine, second).finished_at is not None
+
+
+def test_a_wrapped_coroutine_may_return_a_plain_value(engine: Engine, jobs: Jobs) -> None:
+    async def coroutine() -> None: ...
+
+    @jobs.handler("wrapped")
+    @functools.wraps(coroutine)
+    def wrapped() -> str:
+        return "plain"
+
+    (job_id,) = add(engine, jobs, "wrapped")
+    run_all(engine, jobs)
+
+    assert job(engine, job_id).result == "plain"
 
 
 @pytest.mark.parametrize("result", ["\x00", float("nan"), {1, 2}, object()])

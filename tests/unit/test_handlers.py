@@ -185,3 +185,16 @@ def test_a_payload_that_is_no_mapping_is_refused(
 ) -> None:
     with pytest.raises((InvalidJobError, InvalidJobTypeError)):
         receipts.enqueue(session, "send_receipt", payload)
+
+
+def test_a_callable_that_is_not_hashable_is_refused_whole() -> None:
+    class Callable:
+        __hash__ = None  # type: ignore[assignment]
+
+        def __call__(self) -> None: ...
+
+    jobs = Jobs()
+    with pytest.raises(HandlerError, match="not hashable"):
+        jobs.handler("odd")(Callable())
+
+    assert jobs.names == []

@@ -52,7 +52,9 @@ def test_all_is_sorted_and_whole() -> None:
     assert here == set(sa_jobs.__all__)
 
 
-@pytest.mark.parametrize(("name", "value"), public_things(), ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(
+    ("name", "value"), public_things(), ids=[name for name, _ in public_things()]
+)
 def test_a_public_name_has_a_docstring_of_its_own(name: str, value: Any) -> None:
     text = getattr(value, "__doc__", None)
     assert text, name

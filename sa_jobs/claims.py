@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
@@ -108,7 +108,7 @@ def heartbeat(
     ).all()
     renewed = {row.id for row in rows}
     missing = [job for job, _ in claims if job.id not in renewed]
-    now = _look_up(connection, missing, worker, tables)
+    now = standing(connection, missing, worker=worker, tables=tables)
     return Heartbeat(
         renewed=renewed,
         cancel_requested={row.id for row in rows if row.cancel_requested},
@@ -124,67 +124,110 @@ def settle(
     worker: str,
     tables: Tables = DEFAULT_TABLES,
 ) -> set[int]:
-    """Write outcomes of any kinds, and return the ids of the claims that were still the worker's.
+    """Write outcomes of any kinds, and return the ids of the claims that were written.
 
-    Jobs that became ready wake sleeping workers. A failed attempt gets its row of history.
+    Left out are claims that are no longer the worker's, and rows that somebody else has locked:
+    `standing()` tells them apart. Jobs that became ready wake sleeping workers. A failed attempt
+    gets its row of history.
     """
     kinds: dict[type[Any], list[Settled]] = {}
-    for entry in sorted(settled, key=lambda entry: entry.job.id):
+    for entry in settled:
         kinds.setdefault(type(entry.outcome), []).append(entry)
     landed: set[int] = set()
-    ready_queues: set[str] = set()
     for kind, entries in kinds.items():
         statement, columns = _WRITES[kind]
-        parameters: dict[str, Any] = {
-            "worker": worker,
-            "ids": [entry.job.id for entry in entries],
-            "claim_nos": [entry.job.claim_no for entry in entries],
-        }
-        for parameter, attribute in columns.items():
-            parameters[parameter] = [getattr(entry.outcome, attribute) for entry in entries]
-        rows = connection.execute(statement(tables), parameters).all()
+        rows = _write(connection, statement(tables), columns, entries, worker)
         landed.update(row.id for row in rows)
         if kind is Released:
-            ready_queues.update(row.queue for row in rows if row.status == "ready")
-    if ready_queues:
-        connection.execute(presence.wake(tables), {"queues": sorted(ready_queues)})
+            _wake(connection, rows, tables)
     return landed
 
 
-def landed_before(
+def finish_in_transaction(
     connection: Connection,
-    settled: Sequence[Settled],
+    settled: Settled,
     *,
     worker: str,
     tables: Tables = DEFAULT_TABLES,
-) -> set[int]:
-    """Return the ids whose claim this worker has ended already, though no answer said so.
+) -> bool:
+    """Write a job's finish in the caller's transaction; return whether it was still the worker's.
 
-    A commit can land while its answer is lost with the connection; the write is then tried again
-    and finds nothing to change. The row tells: it still names this claim and owner, and no lease.
+    Waits for a heartbeat or a host's transaction that has the row locked.
     """
-    now = _look_up(connection, [entry.job for entry in settled], worker, tables)
-    return {job_id for job_id, state in now.items() if state == "ended"}
+    statement = statements.finish(tables, wait=True)
+    return bool(_write(connection, statement, _WRITES[Finished][1], [settled], worker))
+
+
+def standing(
+    connection: Connection,
+    jobs: Sequence[ClaimedJob],
+    *,
+    worker: str,
+    tables: Tables = DEFAULT_TABLES,
+) -> dict[int, str]:
+    """Return by id what became of the claims that still stand in their rows under this worker.
+
+    "held": the claim is the worker's, and its row may be locked by somebody else. Any other value
+    is the job's status: the worker has ended the claim already, though no answer may have said so,
+    since a commit can land while its answer is lost with the connection.
+    """
+    if not jobs:
+        return {}
+    claim_nos = {job.id: job.claim_no for job in jobs}
+    rows = connection.execute(statements.claims_now(tables), {"ids": list(claim_nos)})
+    return {
+        row.id: "held" if row.leased else row.status
+        for row in rows
+        if row.claim_no == claim_nos[row.id] and row.locked_by == worker
+    }
+
+
+def disown(
+    connection: Connection,
+    *,
+    worker: str,
+    known: Sequence[int],
+    tables: Tables = DEFAULT_TABLES,
+) -> list[int]:
+    """Give back the worker's claims of jobs that are not among `known`, and return their ids.
+
+    For a claim whose answer was lost: nobody runs it, so it costs no attempt.
+    """
+    rows = connection.execute(
+        statements.disown(tables), {"worker": worker, "ids": list(known)}
+    ).all()
+    _wake(connection, rows, tables)
+    return [row.id for row in rows]
 
 
 def reclaim(
-    connection: Connection, *, limit: int = RECLAIM_BATCH, tables: Tables = DEFAULT_TABLES
+    connection: Connection,
+    *,
+    limit: int = RECLAIM_BATCH,
+    worker: str = "",
+    held: Sequence[int] = (),
+    tables: Tables = DEFAULT_TABLES,
 ) -> list[Reclaimed]:
     """Take back jobs whose lease ran out, whoever held them, and return them.
 
     Each is ready again while attempts remain, else dead. One statement; any number of workers may
-    call it at once. Jobs that became ready wake sleeping workers.
+    call it at once. A worker that calls it leaves out the jobs that it runs itself: `worker` and
+    `held`. Jobs that became ready wake sleeping workers.
     """
-    rows = connection.execute(statements.reclaim(tables), {"limit": limit}).all()
-    taken = [Reclaimed(*row) for row in rows]
-    queues = sorted({job.queue for job in taken if job.status == "ready"})
-    if queues:
-        connection.execute(presence.wake(tables), {"queues": queues})
-    return taken
+    rows = connection.execute(
+        statements.reclaim(tables), {"limit": limit, "worker": worker, "held": list(held)}
+    ).all()
+    _wake(connection, rows, tables)
+    return [Reclaimed(*row) for row in rows]
 
 
 def sweep(
-    connection: Connection, *, limit: int = RECLAIM_BATCH, tables: Tables = DEFAULT_TABLES
+    connection: Connection,
+    *,
+    limit: int = RECLAIM_BATCH,
+    worker: str = "",
+    held: Sequence[int] = (),
+    tables: Tables = DEFAULT_TABLES,
 ) -> list[Reclaimed]:
     """Reclaim as one sweep at a time: return nothing where another transaction sweeps already.
 
@@ -192,7 +235,7 @@ def sweep(
     """
     if not connection.execute(presence.sweep_lock(tables)).scalar():
         return []
-    return reclaim(connection, limit=limit, tables=tables)
+    return reclaim(connection, limit=limit, worker=worker, held=held, tables=tables)
 
 
 _WRITES: dict[type[Any], tuple[Any, dict[str, str]]] = {
@@ -203,16 +246,24 @@ _WRITES: dict[type[Any], tuple[Any, dict[str, str]]] = {
 }
 
 
-def _look_up(
-    connection: Connection, jobs: Sequence[ClaimedJob], worker: str, tables: Tables
-) -> dict[int, Literal["held", "ended"]]:
-    """Return the claims that still stand in their rows under this worker: held, or ended by it."""
-    if not jobs:
-        return {}
-    claim_nos = {job.id: job.claim_no for job in jobs}
-    rows = connection.execute(statements.claims_now(tables), {"ids": list(claim_nos)})
-    return {
-        row.id: "held" if row.leased else "ended"
-        for row in rows
-        if row.claim_no == claim_nos[row.id] and row.locked_by == worker
+def _write(
+    connection: Connection,
+    statement: Any,
+    columns: dict[str, str],
+    entries: Sequence[Settled],
+    worker: str,
+) -> Sequence[Any]:
+    parameters: dict[str, Any] = {
+        "worker": worker,
+        "ids": [entry.job.id for entry in entries],
+        "claim_nos": [entry.job.claim_no for entry in entries],
     }
+    for parameter, attribute in columns.items():
+        parameters[parameter] = [getattr(entry.outcome, attribute) for entry in entries]
+    return connection.execute(statement, parameters).all()
+
+
+def _wake(connection: Connection, rows: Sequence[Any], tables: Tables) -> None:
+    queues = sorted({row.queue for row in rows if row.status == "ready"})
+    if queues:
+        connection.execute(presence.wake(tables), {"queues": queues})

@@ -11,10 +11,10 @@ With an AsyncSession or AsyncConnection the same functions return an awaitable.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from sqlalchemy import Connection, Select, SelectBase, func, select
 from sqlalchemy.engine import TwoPhaseTransaction
@@ -35,6 +35,7 @@ DEFAULT_MAX_ATTEMPTS = 20
 # Few enough for one statement's arrays to stay small, many enough for the round trip to vanish.
 ROWS_PER_STATEMENT = 5_000
 _LOOKUPS = 20
+_KEYS = ("idempotency_key", "unique_key")
 
 Cancelled = Literal["cancelled", "requested", "final", "missing"]
 Retried = Literal["ready", "refused", "duplicate", "missing"]
@@ -42,6 +43,7 @@ OnConflict = Literal["existing", "replace", "raise"]
 HandlerName = str | Callable[..., Any]
 Delay = float | dt.timedelta
 Payload = Mapping[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,8 @@ def enqueue(
     jobs in any state, for as long as the row is kept. `unique_key` is unique over jobs that are
     ready or running. Where a key is taken, `on_conflict` decides: "existing" returns the existing
     job's id with `created=False` and changes nothing; "replace" also gives that job this payload
-    and time if it is still ready; "raise" raises DuplicateJobError.
+    and time if it is still ready, and raises DuplicateJobError if it is a job of another handler or
+    queue; "raise" raises DuplicateJobError. The transaction stays usable.
 
     While another transaction holds the key uncommitted, the call waits for its end. At REPEATABLE
     READ or SERIALIZABLE, a key that was taken after this transaction's snapshot gives PostgreSQL's
@@ -146,6 +149,9 @@ def enqueue_many(
 
     Everything is checked before the first statement: one bad row, named by its position, means
     that none was sent.
+
+    Rows are inserted in the order of their keys, so that two calls with the same keys do not
+    deadlock, whatever order they give them in. See "Keys" in docs/design.md for what that leaves.
     """
     common = _options(
         handler,
@@ -161,9 +167,13 @@ def enqueue_many(
         for position, element in enumerate(payloads)
     ]
     connection = _writable(session, tables)
+    if connection.dialect.name != "postgresql":
+        return [_enqueue_one(connection, tables, common | row, "existing") for row in rows]
+    ids = _ids_for(connection, tables, rows)
+    if ids is not None:
+        return _enqueue_by_key(connection, tables, common, rows, ids)
     results: list[Enqueued] = []
-    for start in range(0, len(rows), ROWS_PER_STATEMENT):
-        chunk = rows[start : start + ROWS_PER_STATEMENT]
+    for chunk in _chunks(rows):
         results.extend(_enqueue_chunk(connection, tables, common, chunk))
     return results
 
@@ -190,8 +200,13 @@ def enqueue_from_select(
 
     Values become JSON as PostgreSQL makes it: timestamps and numerics included, which `enqueue`
     refuses; a handler sees a timestamp as ISO 8601 text.
+
+    Raises InvalidJobError, with nothing added and the transaction usable, if a column sets an
+    option to what `enqueue` would refuse. For that the database keeps all rows of the select before
+    it inserts the first, if there is such a column. An error of the select itself, as a division by
+    zero, is the database's, and ends the transaction. Keys are taken in the order of the select.
     """
-    values = _options(
+    options = _options(
         handler,
         queue=queue,
         priority=priority,
@@ -200,15 +215,25 @@ def enqueue_from_select(
         max_attempts=max_attempts,
         tenant=tenant,
     )
-    payload_columns(query)
+    names = _column_names(query)
     connection = _writable(session, tables)
-    # Some dialects leave the count out of an INSERT's result unless asked.
-    result = connection.execute(
-        statements.insert_select(tables, query),
-        values,
-        execution_options={"preserve_rowcount": True},
-    )
-    return result.rowcount
+    if connection.dialect.name != "postgresql" or statements.OPTION_LABELS.keys().isdisjoint(names):
+        # Some dialects leave the count out of an INSERT's result unless asked.
+        result = connection.execute(
+            statements.insert_select(tables, query, options),
+            execution_options={"preserve_rowcount": True},
+        )
+        return result.rowcount
+    statement = statements.insert_select_checked(tables, query, options)
+    found = connection.execute(statement).mappings().one()
+    for option, rule in _RULES.items():
+        if found.get(option) is not None:
+            raise InvalidJobError(
+                f"the select gives {found[option]!r} as sa_jobs_{option}, which must be {rule}; "
+                "nothing was added"
+            )
+    added: int = found["added"]
+    return added
 
 
 @operation
@@ -290,6 +315,11 @@ def payload_text(payload: Any, what: str, max_bytes: int) -> str:
 
 def payload_columns(query: Any) -> list[str]:
     """Return the payload's keys that a select gives, or raise an error that says what is wrong."""
+    return [name for name in _column_names(query) if name not in statements.OPTION_LABELS]
+
+
+def _column_names(query: Any) -> list[str]:
+    """Return the names of a select's columns, payload keys and options."""
     if not isinstance(query, SelectBase):
         raise InvalidJobTypeError(f"query must be a select(), not {type(query).__name__}")
     described = query.column_descriptions if isinstance(query, Select) else []
@@ -320,7 +350,7 @@ def payload_columns(query: Any) -> list[str]:
                 f"{', '.join(sorted(statements.OPTION_LABELS))}"
             )
         names.append(name)
-    return [name for name in names if name not in statements.OPTION_LABELS]
+    return names
 
 
 def _options(
@@ -360,6 +390,17 @@ def _due(run_at: dt.datetime | None, delay: Delay | None) -> dict[str, Any]:
         "delay": 0.0 if delay is None else limits.check_seconds("delay", delay),
     }
 
+
+_NAME_RULE = f"1 to {limits.MAX_NAME_BYTES} bytes in UTF-8, without control characters"
+_KEY_RULE = f"1 to {limits.MAX_KEY_BYTES} bytes in UTF-8"
+_RULES = {
+    "queue": _NAME_RULE,
+    "tenant": _NAME_RULE,
+    "priority": f"from {limits.MIN_PRIORITY} to {limits.MAX_PRIORITY}",
+    "run_at": "a finite time in the years 1 to 9999",
+    "idempotency_key": _KEY_RULE,
+    "unique_key": _KEY_RULE,
+}
 
 _ROW_CHECKS: dict[str, Callable[[Any], Any]] = {
     "queue": lambda value: limits.check_name("queue", value),
@@ -430,79 +471,142 @@ def _enqueue_one(
             continue
         if on_conflict == "raise":
             raise DuplicateJobError(
-                f"job {holder} has idempotency_key={values['idempotency_key']!r} or "
-                f"unique_key={values['unique_key']!r} already",
-                id=holder,
+                f"job {holder.id} has {_keys_in(values)} already",
+                id=holder.id,
             )
         if on_conflict == "replace":
-            new = {name: values[name] for name in ("payload", "run_at", "delay")}
-            changed = connection.execute(statements.replace(tables), {"job_id": holder, **new})
-            row = changed.first()
-            if row is not None:
-                _wake(connection, tables, row.queue)
-        return Enqueued(holder, False)
+            _replace(connection, tables, holder, values)
+        return Enqueued(holder.id, False)
     raise EnqueueRaceError(
-        f"the holder of idempotency_key={values['idempotency_key']!r} or "
-        f"unique_key={values['unique_key']!r} appeared and vanished {_LOOKUPS} times; "
+        f"the holder of {_keys_in(values)} appeared and vanished {_LOOKUPS} times; "
         "roll back and try again"
     )
+
+
+def _keys_in(values: dict[str, Any]) -> str:
+    return " or ".join(f"{name}={values[name]!r}" for name in _KEYS if values[name] is not None)
+
+
+def _replace(connection: Connection, tables: Tables, holder: Any, values: dict[str, Any]) -> None:
+    if (holder.handler, holder.queue) != (values["handler"], values["queue"]):
+        raise DuplicateJobError(
+            f"job {holder.id} has {_keys_in(values)} already, for handler {holder.handler!r} on "
+            f"queue {holder.queue!r}: a job for handler {values['handler']!r} on queue "
+            f"{values['queue']!r} cannot replace it; use another key",
+            id=holder.id,
+        )
+    parameters = {
+        "job_id": holder.id,
+        "of_handler": holder.handler,
+        "on_queue": holder.queue,
+        **{name: values[name] for name in ("payload", "run_at", "delay")},
+    }
+    if connection.execute(statements.replace(tables), parameters).first() is not None:
+        _wake(connection, tables, holder.queue)
+
+
+def _ids_for(
+    connection: Connection, tables: Tables, rows: list[dict[str, Any]]
+) -> list[int] | None:
+    """Return an id for each row, or None if no two rows have a key, or the role may not take ids.
+
+    Rows that are inserted in the order of their keys would get ids in that order, too.
+    """
+    if sum(any(name in row for name in _KEYS) for row in rows) < 2:
+        return None
+    ids = connection.execute(statements.next_ids(tables), {"count": len(rows)}).scalars().all()
+    return None if None in ids else sorted(ids)
+
+
+def _enqueue_by_key(
+    connection: Connection,
+    tables: Tables,
+    common: dict[str, Any],
+    rows: list[dict[str, Any]],
+    ids: list[int],
+) -> list[Enqueued]:
+    """Insert rows under the ids given, in the order of their keys, all those of a call."""
+    taken: set[tuple[str, str]] = set()
+    first: list[int] = []
+    for position, row in enumerate(rows):
+        keys = {(name, row[name]) for name in _KEYS if name in row}
+        # The first of equal keys wins, also where the order by another key puts it last.
+        if taken.isdisjoint(keys):
+            taken |= keys
+            first.append(position)
+    first.sort(key=lambda position: [rows[position].get(name, "") for name in _KEYS])
+    inserted: set[int] = set()
+    for chunk in _chunks(first):
+        statement, parameters = _insert_many(
+            tables, common, [rows[position] | {"id": ids[position]} for position in chunk]
+        )
+        inserted.update(connection.execute(statement, parameters).scalars())
+    results = [Enqueued(id, True) if id in inserted else None for id in ids]
+    return _with_holders(connection, tables, [common | row for row in rows], results)
 
 
 def _enqueue_chunk(
     connection: Connection, tables: Tables, common: dict[str, Any], rows: list[dict[str, Any]]
 ) -> list[Enqueued]:
-    if connection.dialect.name != "postgresql":
-        return [_enqueue_one(connection, tables, common | row, "existing") for row in rows]
-    varying = frozenset(name for row in rows for name in row)
-    parameters = common | {
-        name: [row.get(name, common.get(name)) for row in rows] for name in varying
-    }
-    statement = statements.insert_many(tables, varying=varying)
+    """Insert rows in the order given; the inserted are a subsequence of them, with equal keys."""
+    statement, parameters = _insert_many(tables, common, rows)
     # Ids are given out in the order of the rows; RETURNING has none.
     inserted = sorted(tuple(row) for row in connection.execute(statement, parameters))
     if len(inserted) == len(rows):
         return [Enqueued(row[0], True) for row in inserted]
-    return _match(connection, tables, [common | row for row in rows], inserted)
-
-
-def _match(
-    connection: Connection,
-    tables: Tables,
-    rows: list[dict[str, Any]],
-    inserted: Sequence[tuple[Any, ...]],
-) -> list[Enqueued]:
-    """Return a result for each row; those inserted are a subsequence of them, with equal keys."""
+    rows = [common | row for row in rows]
     results: list[Enqueued | None] = [None] * len(rows)
     following = 0
     for position, row in enumerate(rows):
         if following < len(inserted):
             id, *keys = inserted[following]
-            if keys == [row["idempotency_key"], row["unique_key"]]:
+            if keys == [row[name] for name in _KEYS]:
                 results[position] = Enqueued(id, True)
                 following += 1
+    return _with_holders(connection, tables, rows, results)
+
+
+def _insert_many(
+    tables: Tables, common: dict[str, Any], rows: list[dict[str, Any]]
+) -> tuple[Any, dict[str, Any]]:
+    varying = frozenset(name for row in rows for name in row)
+    parameters = common | {
+        name: [row.get(name, common.get(name)) for row in rows] for name in varying
+    }
+    return statements.insert_many(tables, varying=varying), parameters
+
+
+def _with_holders(
+    connection: Connection,
+    tables: Tables,
+    rows: list[dict[str, Any]],
+    results: list[Enqueued | None],
+) -> list[Enqueued]:
+    """Return the results with, for each row that was not inserted, the job that holds its key."""
     skipped = [position for position, result in enumerate(results) if result is None]
-    holders = _holders(connection, tables, [rows[position] for position in skipped])
-    for position, holder in zip(skipped, holders, strict=True):
-        results[position] = (
-            Enqueued(holder, False)
-            if holder is not None
-            # The holder vanished meanwhile.
-            else _enqueue_one(connection, tables, rows[position], "existing")
-        )
+    for chunk in _chunks(skipped):
+        holders = _holders(connection, tables, [rows[position] for position in chunk])
+        for position, holder in zip(chunk, holders, strict=True):
+            results[position] = (
+                Enqueued(holder.id, False)
+                if holder is not None
+                # The holder vanished meanwhile.
+                else _enqueue_one(connection, tables, rows[position], "existing")
+            )
     return [result for result in results if result is not None]
 
 
-def _holders(
-    connection: Connection, tables: Tables, rows: Sequence[dict[str, Any]]
-) -> list[int | None]:
-    """Return for each row the id of the job that holds its idempotency key, or its unique key."""
-    keys = {
-        f"{name}s": [row[name] for row in rows if row[name] is not None]
-        for name in ("idempotency_key", "unique_key")
-    }
+def _chunks(elements: list[T]) -> Iterator[list[T]]:
+    for start in range(0, len(elements), ROWS_PER_STATEMENT):
+        yield elements[start : start + ROWS_PER_STATEMENT]
+
+
+def _holders(connection: Connection, tables: Tables, rows: Sequence[dict[str, Any]]) -> list[Any]:
+    """Return for each row the job that holds its idempotency key, or its unique key, or None."""
+    keys = {f"{name}s": [row[name] for row in rows if row[name] is not None] for name in _KEYS}
     found = connection.execute(statements.existing(tables), keys).all()
-    by_idempotency_key = {job.idempotency_key: job.id for job in found}
-    by_unique_key = {job.unique_key: job.id for job in found if job.status in ("ready", "running")}
+    by_idempotency_key = {job.idempotency_key: job for job in found}
+    by_unique_key = {job.unique_key: job for job in found if job.status in ("ready", "running")}
     return [
         by_idempotency_key.get(row["idempotency_key"])
         if row["idempotency_key"] in by_idempotency_key and row["idempotency_key"] is not None

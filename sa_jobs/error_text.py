@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import traceback
+from typing import Any
 
-from sqlalchemy.exc import StatementError
+from sqlalchemy.exc import DBAPIError, StatementError
 
 from sa_jobs.limits import MAX_ERROR_BYTES
 
 _CUT = "\n... cut ...\n"
-_DETAIL = "\nDETAIL:"
+_DETAIL = re.compile(r"\nDETAIL:.*", re.DOTALL)
+# What drivers put after the server's message: the row, the statement, data that was being read.
+_AFTER_MESSAGE = re.compile(r"\n(LINE \d+|DETAIL|QUERY|CONTEXT|STATEMENT):.*", re.DOTALL)
+# pg8000 has the fields of a message as a dict: its text, severity, SQLSTATE and hint are kept.
+_FIELDS = "SVCMH"
+_DRIVERS = ("psycopg", "psycopg2", "asyncpg", "pg8000", "sqlalchemy")
 
 
 def error_text(error: BaseException) -> str:
     """Return the exception's traceback as text that PostgreSQL can hold; never raises.
 
     What holds the users' data is left out, of the exception itself too: the parameters of SQL
-    statements, and the DETAIL of PostgreSQL's messages, which quotes keys and rows. Text beyond
+    statements, and what follows PostgreSQL's messages, which quotes keys and rows. Text beyond
     the stated size is cut out of the middle: the end of a traceback says what happened.
     """
     try:
-        _hide_data(error)
+        hide_data(error)
         text = "".join(traceback.format_exception(error))
     except Exception as failure:
         text = (
@@ -39,23 +47,55 @@ def storable(text: str, max_bytes: int = MAX_ERROR_BYTES) -> str:
     return encoded.decode("utf-8", "ignore")
 
 
-def _hide_data(error: BaseException) -> None:
+def without_data(text: str) -> str:
+    """Return a database's message without what may quote a row, a statement or its data."""
+    return _AFTER_MESSAGE.sub("", text)
+
+
+def hide_data(error: BaseException) -> None:
+    """Take the users' data out of an exception and all that it holds; never raises.
+
+    What is left out is what `error_text` says.
+    """
     seen: set[int] = set()
-    left: list[BaseException | None] = [error]
+    left: list[Any] = [error]
     while left:
         current = left.pop()
-        if current is None or id(current) in seen:
+        if not isinstance(current, BaseException) or id(current) in seen:
             continue
         seen.add(id(current))
-        if isinstance(current, StatementError):
-            current.hide_parameters = True
-        if any(isinstance(argument, str) and _DETAIL in argument for argument in current.args):
-            current.args = tuple(
-                argument.partition(_DETAIL)[0] if isinstance(argument, str) else argument
-                for argument in current.args
-            )
         left += [current.__cause__, current.__context__]
-        # An exception group; other classes may use the name for anything.
-        members = getattr(current, "exceptions", None)
-        if isinstance(members, (list, tuple)):
-            left += [member for member in members if isinstance(member, BaseException)]
+        # Exceptions of the users' own may have attributes that do anything.
+        with contextlib.suppress(Exception):
+            _clean(current)
+        with contextlib.suppress(Exception):
+            # An exception group; other classes may use the name for anything.
+            members = getattr(current, "exceptions", None)
+            left += members if isinstance(members, (list, tuple)) else ()
+
+
+def _clean(error: BaseException) -> None:
+    if isinstance(error, StatementError):
+        error.hide_parameters = True
+    if isinstance(error, DBAPIError) and error.orig is not None and _has_fields(error.orig):
+        # SQLAlchemy has the dict as text.
+        _clean(error.orig)
+        kind = type(error.orig)
+        error.args = (f"({kind.__module__}.{kind.__name__}) {error.orig}",)
+    modules = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
+    pattern = _AFTER_MESSAGE if modules.intersection(_DRIVERS) else _DETAIL
+    cleaned = tuple(_cleaned(argument, pattern) for argument in error.args)
+    if cleaned != error.args:
+        error.args = cleaned
+
+
+def _cleaned(argument: Any, pattern: re.Pattern[str]) -> Any:
+    if isinstance(argument, str):
+        return pattern.sub("", argument)
+    if isinstance(argument, dict) and {"S", "C", "M"} <= argument.keys():
+        return {name: text for name, text in argument.items() if name in _FIELDS}
+    return argument
+
+
+def _has_fields(error: BaseException) -> bool:
+    return len(error.args) == 1 and isinstance(error.args[0], dict)

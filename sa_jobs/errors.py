@@ -8,7 +8,7 @@ class SaJobsError(Exception):
 
 
 class InvalidJobError(SaJobsError, ValueError):
-    """A job's value is outside what the queue can hold; nothing was sent to the database."""
+    """A job's value is outside what the queue can hold; nothing was added or changed."""
 
 
 class InvalidJobTypeError(SaJobsError, TypeError):
@@ -20,9 +20,10 @@ class UnknownHandlerError(SaJobsError, LookupError):
 
 
 class DuplicateJobError(SaJobsError):
-    """`on_conflict="raise"`: a job with this key exists already; the transaction stays usable.
+    """A job with this key exists already; nothing was changed, and the transaction stays usable.
 
-    `id` is the existing job's.
+    By `on_conflict="raise"`, or by "replace" where that job is of another handler or queue. `id` is
+    the existing job's.
     """
 
     def __init__(self, message: str, *, id: int) -> None:
@@ -56,6 +57,10 @@ class DatabaseUrlError(SaJobsError, ValueError):
 
 class WorkerError(SaJobsError):
     """The worker cannot start or go on; the text says what to change."""
+
+
+class WorkerOptionError(WorkerError, ValueError):
+    """An option of the worker has a value that cannot work; nothing was started."""
 
 
 class TransactionError(SaJobsError, RuntimeError):

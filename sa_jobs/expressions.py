@@ -13,8 +13,11 @@ from sqlalchemy import (
     ColumnElement,
     DateTime,
     Interval,
+    Table,
     TableValuedAlias,
+    Text,
     bindparam,
+    case,
     cast,
     column,
     func,
@@ -23,6 +26,13 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.sql.visitors import InternalTraversal
+
+# What `run_at` may be, too: a driver reads a time in the session's zone, which may be a day away.
+EARLIEST, LATEST = (
+    literal_column(f"timestamptz '{moment}'", DateTime(timezone=True))
+    for moment in ("0001-01-02 00:00:00+00", "9999-12-30 23:59:59.999999+00")
+)
 
 
 def seconds(value: ColumnElement[Any]) -> ColumnElement[Any]:
@@ -48,6 +58,22 @@ def unnest(name: str, kinds: dict[str, Any], *, ordinality: str | None = None) -
     )
 
 
+def readable(moment: ColumnElement[Any]) -> ColumnElement[Any]:
+    """Return a time that drivers can read: plain SQL can write infinity, or the year 10000."""
+    return case((moment < EARLIEST, EARLIEST), (moment > LATEST, LATEST), else_=moment)
+
+
+class table_name(ColumnElement[str]):  # noqa: N801 - reads as a SQL function
+    """A table's name as text, with the schema that a `schema_translate_map` gives it."""
+
+    type = Text()
+    # What the cache of compiled statements tells two of these apart by.
+    _traverse_internals = [("table", InternalTraversal.dp_clauseelement)]  # noqa: RUF012
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+
+
 class json_value(FunctionElement[Any]):  # noqa: N801 - reads as a SQL function
     """JSON text, as the value of a JSON column."""
 
@@ -67,6 +93,11 @@ class due_at(FunctionElement[Any]):  # noqa: N801
 
     inherit_cache = True
     type = DateTime(timezone=True)
+
+
+@compiles(table_name)
+def _(element: Any, compiler: Any, **kw: Any) -> str:
+    return f"'{compiler.preparer.format_table(element.table)}'"
 
 
 @compiles(json_value)

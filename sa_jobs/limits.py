@@ -14,6 +14,7 @@ MAX_ERROR_BYTES = 16_000
 MAX_PAYLOAD_BYTES = 1_000_000
 MIN_PRIORITY, MAX_PRIORITY = -32_768, 32_767
 MAX_ATTEMPTS = 2**63 - 1
+MAX_ROWS = 2**62
 # timestamptz ends in the year 294276, datetime in 9999; a delay must stay inside both.
 MAX_DELAY_SECONDS = 100 * 365 * 86_400.0
 _DAY = dt.timedelta(days=1)
@@ -58,6 +59,27 @@ def check_id(what: str, value: Any) -> int:
     if not -(2**63) <= number < 2**63:
         raise InvalidJobError(f"{what} must fit a bigint, not {_shown(number)}")
     return number
+
+
+def check_limit(what: str, value: Any) -> int:
+    """Return `value` if it is a number of rows to look at, at least 1 (bigint)."""
+    number = _check_int(what, value)
+    if not 1 <= number <= MAX_ROWS:
+        raise InvalidJobError(f"{what} must be from 1 to {MAX_ROWS}, not {_shown(number)}")
+    return number
+
+
+def check_condition(what: str, value: Any) -> str:
+    """Return `value` if rows can be compared with it; it may be a name that the queue refuses.
+
+    Rows that plain SQL has written may have such names.
+    """
+    if not isinstance(value, str):
+        raise InvalidJobTypeError(f"{what} must be a str, not {type(value).__name__}")
+    problem = unstorable(value)
+    if problem:
+        raise InvalidJobError(f"{what} {problem}: {value!r}")
+    return str.__str__(value)
 
 
 def check_run_at(value: Any) -> dt.datetime:

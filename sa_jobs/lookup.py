@@ -1,7 +1,8 @@
 """Jobs as operators look at them: lists, and one job with the history of its failed attempts.
 
 Lists never read a payload or a result, and of an error only its end, so that a thousand jobs of a
-megabyte each are as cheap to list as small ones.
+megabyte each are as cheap to list as small ones. Times that no datetime can hold, which only plain
+SQL writes, are shown as the first or the last that `run_at` may be.
 """
 
 from __future__ import annotations
@@ -10,11 +11,22 @@ import datetime as dt
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Select, Text, bindparam, cast, func, select
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    DateTime,
+    Select,
+    Text,
+    bindparam,
+    cast,
+    func,
+    select,
+)
 
 from sa_jobs.connections import Caller, connection_of, operation
 from sa_jobs.errors import InvalidJobError
-from sa_jobs.limits import check_id
+from sa_jobs.expressions import readable
+from sa_jobs.limits import check_condition, check_id, check_limit
 from sa_jobs.models import DEFAULT_TABLES, STATES, Tables
 from sa_jobs.statements import CANCELLED, DEAD, DONE, READY, RUNNING, built
 
@@ -88,8 +100,11 @@ def list_jobs(
     if status is not None and status not in STATES:
         raise InvalidJobError(f"status must be one of {', '.join(STATES)}, not {status!r}")
     conditions = {
-        name: value for name, value in (("queue", queue), ("handler", handler)) if value is not None
+        name: check_condition(name, value)
+        for name, value in (("queue", queue), ("handler", handler))
+        if value is not None
     }
+    check_limit("limit", limit)
     rows = connection_of(session, tables).execute(
         _list(tables, status, frozenset(conditions)), {**conditions, "limit": limit}
     )
@@ -124,6 +139,7 @@ def failures_of(
 ) -> list[FailureRow]:
     """Return the last `limit` failed attempts of a job, the oldest first."""
     check_id("job_id", job_id)
+    check_limit("limit", limit)
     rows = connection_of(session, tables).execute(
         _failures(tables), {"job_id": job_id, "limit": limit}
     )
@@ -140,11 +156,18 @@ def _job_row(row: Any) -> JobRow:
 # --- statements ---------------------------------------------------------------------------------
 
 
+def read(column: ColumnElement[Any]) -> ColumnElement[Any]:
+    """Return a column as a look selects it, under its name: a time as drivers can read it."""
+    if not isinstance(column.type, DateTime):
+        return column
+    return readable(column).label(column.key)
+
+
 def _columns(tables: Tables) -> list[ColumnElement[Any]]:
     jobs = tables.jobs
     names = [name for name in JobRow.__dataclass_fields__ if name != "error"]
     return [
-        *(jobs.c[name] for name in names),
+        *(read(jobs.c[name]) for name in names),
         func.right(jobs.c.last_error, ERROR_END).label("error"),
     ]
 
@@ -191,8 +214,8 @@ def _failures(tables: Tables) -> Select[Any]:
         select(
             failures.c.attempt,
             failures.c.worker,
-            failures.c.claimed_at,
-            failures.c.failed_at,
+            read(failures.c.claimed_at),
+            read(failures.c.failed_at),
             failures.c.error,
         )
         .where(failures.c.job_id == _job_id())

@@ -179,7 +179,8 @@ def attach(
     `BLANK_SCHEMA` (from sqlalchemy.schema) means none.
 
     Raises AttachError for a name or schema that is no plain identifier, a name so long that
-    PostgreSQL would cut one of ours, or a metadata that already has such a table.
+    PostgreSQL would cut one of ours, one of the few that our statements use within themselves, or a
+    metadata that already has such a table.
     """
     if isinstance(base, MetaData):
         metadata, mappings = base, registry(metadata=base)
@@ -231,6 +232,13 @@ def _resolve_schema(schema: Any, metadata: MetaData) -> str | None:
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
+# What statements call their intermediate results; a test holds that this is all of them.
+ALIASES = frozenset((
+    "by_lane", "candidate", "counted", "due", "failed", "given", "held", "history", "lane",
+    "lapsed", "mine", "ready_lane", "ready_queue", "sa_jobs_added", "sa_jobs_refused",
+    "sa_jobs_source", "served", "some_ready_queue", "taken", "twin", "unknown",
+))  # fmt: skip
+
 
 def _check_names(name: str, schema: str | None, metadata: MetaData) -> None:
     for what, value in (("name", name), ("schema", schema)):
@@ -241,6 +249,11 @@ def _check_names(name: str, schema: str | None, metadata: MetaData) -> None:
                 f"{what}={value!r} must be a plain identifier: letters, digits and underscores, "
                 "not starting with a digit, at most 63 characters"
             )
+    if name in ALIASES:
+        raise AttachError(
+            f"name={name!r} cannot be the tables' name, since statements of sa-jobs call an "
+            f"intermediate result so: use another, as {name + '_jobs'!r}"
+        )
     longest = name + max(ddl.SUFFIXES, key=len)
     if len(longest) > 63:
         raise AttachError(

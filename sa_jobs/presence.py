@@ -32,7 +32,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB, REGCLASS
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 
-from sa_jobs.expressions import array, seconds, unnest
+from sa_jobs.expressions import array, seconds, table_name, unnest
 from sa_jobs.models import Tables
 from sa_jobs.statements import NOW, Moment, built
 
@@ -164,11 +164,10 @@ def _channel(tables: Tables) -> ColumnElement[str]:
         "pg_class", column("oid"), column("relname"), column("relnamespace"), schema="pg_catalog"
     )
     place = table("pg_namespace", column("oid"), column("nspname"), schema="pg_catalog")
-    qualified = f'"{tables.schema}"."{tables.name}"' if tables.schema else f'"{tables.name}"'
     full_name = (
         select(place.c.nspname.op("||")(".").op("||")(relation.c.relname))
         .select_from(relation.join(place, place.c.oid == relation.c.relnamespace))
-        .where(relation.c.oid == cast(literal_column(f"'{qualified}'"), REGCLASS))
+        .where(relation.c.oid == cast(table_name(tables.jobs), REGCLASS))
         .scalar_subquery()
     )
     return func.concat("sa_jobs_", queue_hash(full_name))

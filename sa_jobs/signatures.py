@@ -62,7 +62,10 @@ def read_signature(function: Callable[..., Any], handler: str) -> Signature:
     call = target if inspect.isroutine(target) else getattr(target, "__call__", target)  # noqa: B004
     if inspect.isgeneratorfunction(call) or inspect.isasyncgenfunction(call):
         raise HandlerError(f"{where} is a generator: calling it would run nothing; use a function")
-    is_coroutine = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
+    # The callable itself decides, not what it wraps: a wrapper may await it, or not.
+    is_coroutine = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004
+    )
     injected: dict[str, str] = {}
     required: set[str] = set()
     optional: set[str] = set()

@@ -14,6 +14,7 @@ the partial index on running rows, and walk that index's dead entries.
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -25,12 +26,14 @@ from sqlalchemy import (
     DateTime,
     Double,
     Executable,
+    FromClause,
     Select,
     SelectBase,
     SmallInteger,
     TableValuedAlias,
     Text,
     Update,
+    all_,
     and_,
     any_,
     bindparam,
@@ -46,17 +49,29 @@ from sqlalchemy import (
     true,
     update,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import JSONB, REGCLASS, Insert
 from sqlalchemy.dialects.postgresql import insert as pg_insert
-from sqlalchemy.sql.dml import ReturningUpdate
 
+from sa_jobs import limits
 from sa_jobs.backoff import DEFAULT_BASE_SECONDS, DEFAULT_CAP_SECONDS
-from sa_jobs.expressions import array, due_at, json_object, json_value, seconds, unnest
+from sa_jobs.expressions import (
+    EARLIEST,
+    LATEST,
+    array,
+    due_at,
+    json_object,
+    json_value,
+    readable,
+    seconds,
+    table_name,
+    unnest,
+)
 from sa_jobs.models import STATES, Tables
 
 Moment = ColumnElement[dt.datetime]
 
 NOW: Moment = func.now()
+CLOCK: Moment = func.clock_timestamp()
 LEASE_EXPIRED = "lease expired"
 LEASE_EXPIRED_FINALLY = "lease expired on final attempt"
 
@@ -80,6 +95,7 @@ ENQUEUE_COLUMNS: dict[str, Any] = {
 
 # A job is due at `run_at`, or where that is NULL `delay` seconds from now.
 _ENQUEUE_PARAMETERS = {**ENQUEUE_COLUMNS, "delay": Double()}
+_MANY_PARAMETERS = {**_ENQUEUE_PARAMETERS, "id": BigInteger()}
 
 # The columns of a select by which `insert_select` sets options in place of payload keys.
 OPTION_LABELS = {
@@ -87,8 +103,8 @@ OPTION_LABELS = {
     for name in ("queue", "priority", "run_at", "tenant", "idempotency_key", "unique_key")
 }
 
-# Two days into what a datetime can hold, in any time zone.
-_EARLIEST = literal_column("timestamptz '0001-01-03 00:00:00+00'", DateTime(timezone=True))
+# What the caller's query is called beside ours: it may have tables and CTEs of any name.
+SOURCE = "sa_jobs_source"
 
 built = lru_cache(maxsize=512)
 
@@ -113,12 +129,15 @@ def insert_many(tables: Tables, *, varying: frozenset[str], now: Moment = NOW) -
     """Insert the jobs of parallel arrays, in their order, and return the new ones' ids and keys.
 
     The rows are (id, idempotency_key, unique_key). The parameters, those of `insert_one`, are
-    arrays of one length if they are in `varying`, else single values that all rows share. Rows
-    whose key is taken, also by an earlier row of the batch, are left out.
+    arrays of one length if they are in `varying`, else single values that all rows share. With `id`
+    in `varying` the ids are given too. Rows whose key is taken, also by an earlier row of the
+    batch, are left out.
     """
-    kinds = {name: kind for name, kind in _ENQUEUE_PARAMETERS.items() if name in varying}
+    kinds = {name: kind for name, kind in _MANY_PARAMETERS.items() if name in varying}
     rows = unnest("given", kinds, ordinality="position")
     source = _insertable({**_parameters(), **{name: rows.c[name] for name in kinds}}, now)
+    if "id" in kinds:
+        source["id"] = rows.c.id
     jobs = tables.jobs
     return (
         pg_insert(jobs)
@@ -128,40 +147,82 @@ def insert_many(tables: Tables, *, varying: frozenset[str], now: Moment = NOW) -
     )
 
 
-def insert_select(tables: Tables, query: SelectBase, *, now: Moment = NOW) -> Executable:
+def insert_select(
+    tables: Tables, query: SelectBase, options: Mapping[str, Any], *, now: Moment = NOW
+) -> Executable:
     """Insert one job for each row of `query`; rows whose key is taken are left out.
 
     Columns labelled as in OPTION_LABELS set the job's options, the others are the payload. What no
-    column sets is a parameter: those of ENQUEUE_COLUMNS but the payload, and `delay`.
+    column sets comes from `options`: values for ENQUEUE_COLUMNS but the payload, and `delay`.
     """
-    source = query.subquery("source")
-    values = _parameters()
-    arguments: list[Any] = []
-    for label, given in source.c.items():
-        if label in OPTION_LABELS:
-            name = OPTION_LABELS[label]
-            # A row may leave the option to the call's own value.
-            values[name] = func.coalesce(given, values[name])
-        else:
-            arguments += [label, given]
-    values["payload"] = json_object(*arguments)
-    values["run_at"] = due_at(values["run_at"], values.pop("delay"), now)
-    return (
-        pg_insert(tables.jobs)
-        .from_select(list(values), select(*values.values()).where(true()))
-        .on_conflict_do_nothing()
+    return _insert_from(tables, query.subquery(SOURCE), options, now, true())
+
+
+def insert_select_checked(
+    tables: Tables, query: SelectBase, options: Mapping[str, Any], *, now: Moment = NOW
+) -> Select[Any]:
+    """Insert as `insert_select` does, unless an option that a column sets cannot be stored.
+
+    Selects `added`, how many jobs, and by the name of each option that a column sets the start of a
+    value that is refused, or None. One refused value means that nothing is inserted. The query is
+    evaluated once, its rows kept until all were looked at.
+    """
+    source = query.cte(SOURCE)
+    refused = {
+        OPTION_LABELS[label]: _refused(OPTION_LABELS[label], given)
+        for label, given in source.c.items()
+        if label in OPTION_LABELS
+    }
+    examples = select(
+        *(
+            func.min(func.left(cast(source.c[f"sa_jobs_{name}"], Text), literal_column("60")))
+            .filter(condition)
+            .label(name)
+            for name, condition in refused.items()
+        )
+    ).cte("sa_jobs_refused")
+    none_refused = select(and_(*(column.is_(None) for column in examples.c))).scalar_subquery()
+    added = (
+        _insert_from(tables, source, options, now, none_refused)
+        .returning(literal_column("1"))
+        .cte("sa_jobs_added")
     )
+    count = select(func.count()).select_from(added).scalar_subquery()
+    return select(count.label("added"), *examples.c)
+
+
+@built
+def next_ids(tables: Tables) -> Select[Any]:
+    """Take the ids of `count` new jobs; select NULLs to a role that may not use the sequence.
+
+    Inserting needs no privilege on the sequence, but taking an id before the insert does.
+    """
+    sequence = cast(
+        func.pg_get_serial_sequence(table_name(tables.jobs), literal_column("'id'")), REGCLASS
+    )
+    # Scalar subqueries, so that the sequence is looked for once.
+    allowed = select(func.has_sequence_privilege(sequence, literal_column("'USAGE, UPDATE'")))
+    return select(
+        case((allowed.scalar_subquery(), func.nextval(select(sequence).scalar_subquery())))
+    ).select_from(func.generate_series(literal_column("1"), bindparam("count", type_=BigInteger())))
 
 
 @built
 def existing(tables: Tables) -> Select[Any]:
-    """Select (id, status, idempotency_key, unique_key) of the jobs that hold one of the keys.
+    """Select the jobs that hold one of the keys: id, status, queue, handler and both keys.
 
     Parameters: `idempotency_keys`, `unique_keys` (lists). A unique key is held by a job that is
     ready or running, an idempotency key by a job in any state.
     """
     jobs = tables.jobs
-    return select(jobs.c.id, jobs.c.status, jobs.c.idempotency_key, jobs.c.unique_key).where(
+    return select(
+        jobs.c.id,
+        jobs.c.status,
+        jobs.c.queue,
+        jobs.c.handler,
+        jobs.c.idempotency_key,
+        jobs.c.unique_key,
+    ).where(
         or_(
             jobs.c.idempotency_key.in_(bindparam("idempotency_keys", expanding=True)),
             and_(
@@ -176,12 +237,18 @@ def existing(tables: Tables) -> Select[Any]:
 def replace(tables: Tables, *, now: Moment = NOW) -> Executable:
     """Give a job that is still ready another payload and run_at, and return its id and queue.
 
-    Parameters: `job_id`, `payload`, `run_at` or None, `delay`.
+    Parameters: `job_id`, `of_handler` and `on_queue` (the job's own), `payload`, `run_at` or None,
+    `delay`.
     """
     jobs = tables.jobs
     return (
         update(jobs)
-        .where(jobs.c.id == bindparam("job_id", type_=BigInteger()), jobs.c.status == READY)
+        .where(
+            jobs.c.id == bindparam("job_id", type_=BigInteger()),
+            jobs.c.handler == bindparam("of_handler", type_=Text()),
+            jobs.c.queue == bindparam("on_queue", type_=Text()),
+            jobs.c.status == READY,
+        )
         .values(
             payload=json_value(bindparam("payload", type_=Text())),
             run_at=_due(now),
@@ -327,17 +394,16 @@ def claim(tables: Tables, *, now: Moment = NOW) -> Executable:
             cast(jobs.c.payload, Text).label("payload"),
             jobs.c.priority,
             jobs.c.tenant,
-            # Plain SQL can write a time, as -infinity, that no driver can read: that would fail
-            # each claim of its queue.
-            func.greatest(jobs.c.run_at, _EARLIEST).label("run_at"),
-            jobs.c.scheduled_for,
+            # A time that no driver can read would fail each claim of its queue.
+            readable(jobs.c.run_at).label("run_at"),
+            readable(jobs.c.scheduled_for).label("scheduled_for"),
             jobs.c.attempts,
             jobs.c.max_attempts,
             jobs.c.claim_no,
             jobs.c.idempotency_key,
             jobs.c.unique_key,
             cast(jobs.c.meta, Text).label("meta"),
-            jobs.c.created_at,
+            readable(jobs.c.created_at).label("created_at"),
             jobs.c.claimed_at,
         )
     )
@@ -353,20 +419,8 @@ def heartbeat(tables: Tables, *, now: Moment = NOW) -> Executable:
     """
     jobs = tables.jobs
     given = unnest("given", {"ids": BigInteger(), "claim_nos": BigInteger(), "progress": Text()})
-    mine = (
-        select(jobs.c.id)
-        .select_from(jobs.join(given, jobs.c.id == given.c.ids))
-        .where(_owned(jobs, given))
-        .order_by(jobs.c.id)
-        .with_for_update(skip_locked=True, key_share=True, of=jobs)
-        .cte("mine")
-    )
     return (
-        update(jobs)
-        .where(
-            jobs.c.id == any_(func.array(select(mine.c.id).scalar_subquery())),
-            jobs.c.id == given.c.ids,
-        )
+        _update_own(tables, given, wait=False)
         .values(
             leased_until=now + seconds(bindparam("lease", type_=Double())),
             meta=case(
@@ -398,15 +452,19 @@ def claims_now(tables: Tables) -> Select[Any]:
 
 
 @built
-def finish(tables: Tables, *, now: Moment = NOW) -> Executable:
+def finish(tables: Tables, *, wait: bool = False, now: Moment | None = None) -> Executable:
     """End claims as done; return the ids that were still the worker's.
 
     Parameters: `ids`, `claim_nos`, `results` (arrays; a result is JSON text or None), `worker`.
+    A row that somebody has locked is left alone and not returned, or with `wait` waited for: so in
+    a transaction of the handler's, whose own now() would be from before the work.
     """
+    if now is None:
+        now = CLOCK if wait else NOW
     jobs = tables.jobs
     given = unnest("given", {"ids": BigInteger(), "claim_nos": BigInteger(), "results": Text()})
     return (
-        _settle(tables, given)
+        _update_own(tables, given, wait=wait)
         .values(
             status=DONE,
             result=cast(given.c.results, JSONB),
@@ -438,7 +496,7 @@ def fail(tables: Tables, *, now: Moment = NOW) -> Executable:
     )
     cancelled = jobs.c.cancel_requested_at.is_not(None)
     failed = (
-        _settle(tables, given)
+        _update_own(tables, given, wait=False)
         .values(
             status=case((cancelled, CANCELLED), (given.c.final, DEAD), else_=READY),
             run_at=case(
@@ -463,7 +521,9 @@ def release(tables: Tables, *, now: Moment = NOW) -> Executable:
     Parameters: `ids`, `claim_nos` (arrays), `worker`. The job keeps its place in the queue.
     """
     given = unnest("given", {"ids": BigInteger(), "claim_nos": BigInteger()})
-    return _given_back(tables, given, now, run_at=tables.jobs.c.run_at)
+    return _given_back(
+        tables, _update_own(tables, given, wait=False), now, run_at=tables.jobs.c.run_at
+    )
 
 
 @built
@@ -473,7 +533,37 @@ def snooze(tables: Tables, *, now: Moment = NOW) -> Executable:
     Parameters: `ids`, `claim_nos`, `delays` in seconds (arrays), `worker`.
     """
     given = unnest("given", {"ids": BigInteger(), "claim_nos": BigInteger(), "delays": Double()})
-    return _given_back(tables, given, now, run_at=now + seconds(given.c.delays))
+    return _given_back(
+        tables,
+        _update_own(tables, given, wait=False),
+        now,
+        run_at=now + seconds(given.c.delays),
+    )
+
+
+@built
+def disown(tables: Tables, *, now: Moment = NOW) -> Executable:
+    """Give back the worker's claims that it does not know of; return (id, queue, status) of them.
+
+    Parameters: `worker`, `ids` (array: the jobs that it knows of). A claim can be committed while
+    its answer is lost with the connection: nobody runs it, and no attempt was made.
+    """
+    jobs = tables.jobs
+    unknown = (
+        select(jobs.c.id)
+        .where(
+            jobs.c.status == RUNNING,
+            jobs.c.locked_by == bindparam("worker", type_=Text()),
+            jobs.c.id != all_(array("ids", BigInteger())),
+        )
+        .order_by(jobs.c.id)
+        .with_for_update(skip_locked=True, key_share=True)
+        .cte("unknown")
+    )
+    updating = update(jobs).where(
+        jobs.c.id == any_(func.array(select(unknown.c.id).scalar_subquery()))
+    )
+    return _given_back(tables, updating, now, run_at=jobs.c.run_at)
 
 
 @built
@@ -488,7 +578,14 @@ def reclaim(tables: Tables, *, now: Moment = NOW) -> Executable:
     jobs = tables.jobs
     lapsed = (
         select(jobs.c.id, jobs.c.locked_by)
-        .where(jobs.c.status == RUNNING, jobs.c.leased_until < now)
+        .where(
+            jobs.c.status == RUNNING,
+            jobs.c.leased_until < now,
+            ~and_(
+                jobs.c.locked_by == bindparam("worker", type_=Text()),
+                jobs.c.id == any_(array("held", BigInteger())),
+            ),
+        )
         .order_by(jobs.c.id)
         .limit(bindparam("limit", type_=BigInteger()))
         .with_for_update(skip_locked=True, key_share=True)
@@ -546,6 +643,57 @@ def _insertable(
     return columns
 
 
+def _insert_from(
+    tables: Tables,
+    source: FromClause,
+    options: Mapping[str, Any],
+    now: Moment,
+    condition: ColumnElement[bool],
+) -> Insert:
+    def bound(name: str, value: Any, kind: Any) -> ColumnElement[Any]:
+        # The query's own parameters may have any name; one that is unique never takes their place.
+        return bindparam(f"sa_jobs_{name}", value, type_=kind, unique=True)
+
+    values = {
+        name: bound(name, options.get(name), kind) for name, kind in _ENQUEUE_PARAMETERS.items()
+    }
+    arguments: list[Any] = []
+    for label, given in source.c.items():
+        if label in OPTION_LABELS:
+            name = OPTION_LABELS[label]
+            # A row may leave the option to the call's own value.
+            values[name] = func.coalesce(given, values[name])
+        else:
+            arguments += [bound("key", label, Text()), given]
+    values["payload"] = json_object(*arguments)
+    values["run_at"] = due_at(values["run_at"], values.pop("delay"), now)
+    return (
+        pg_insert(tables.jobs)
+        .from_select(list(values), select(*values.values()).where(condition))
+        .on_conflict_do_nothing()
+    )
+
+
+def _refused(option: str, given: ColumnElement[Any]) -> ColumnElement[bool]:
+    """Return whether an option's value is outside what `limits` allows."""
+    if option == "priority":
+        least: ColumnElement[int] = literal_column(str(limits.MIN_PRIORITY))
+        most: ColumnElement[int] = literal_column(str(limits.MAX_PRIORITY))
+        return ~given.between(least, most)
+    if option == "run_at":
+        return or_(given < EARLIEST, given > LATEST)
+    empty: ColumnElement[str] = literal_column("''")
+    value = cast(given, Text)
+    size = func.octet_length(func.convert_to(value, literal_column("'UTF8'")))
+    if option in ("idempotency_key", "unique_key"):
+        return or_(value == empty, size > literal_column(str(limits.MAX_KEY_BYTES)))
+    return or_(
+        value == empty,
+        size > literal_column(str(limits.MAX_NAME_BYTES)),
+        value.op("~")(literal_column(r"E'[\\u0001-\\u001f\\u007f-\\u009f]'")),
+    )
+
+
 def _due(now: Moment) -> ColumnElement[Any]:
     parameters = _parameters()
     return due_at(parameters["run_at"], parameters["delay"], now)
@@ -562,28 +710,42 @@ def _owned(jobs: Any, given: TableValuedAlias) -> ColumnElement[bool]:
     )
 
 
-def _settle(tables: Tables, given: TableValuedAlias) -> Update:
-    return update(tables.jobs).where(_owned(tables.jobs, given))
+def _update_own(tables: Tables, given: TableValuedAlias, *, wait: bool) -> Update:
+    """Return the start of an UPDATE of those of the given claims that are still the worker's.
+
+    Rows are locked in the order of their ids. Without `wait` a row that is locked already is
+    skipped: a host's transaction that holds a job's row must not hold up the worker.
+    """
+    jobs = tables.jobs
+    mine = (
+        select(jobs.c.id)
+        .select_from(jobs.join(given, jobs.c.id == given.c.ids))
+        .where(_owned(jobs, given))
+        .order_by(jobs.c.id)
+        .with_for_update(skip_locked=not wait, key_share=True, of=jobs)
+        .cte("mine")
+    )
+    return update(jobs).where(
+        jobs.c.id == any_(func.array(select(mine.c.id).scalar_subquery())),
+        jobs.c.id == given.c.ids,
+    )
 
 
 def _given_back(
-    tables: Tables, given: TableValuedAlias, now: Moment, *, run_at: ColumnElement[Any]
-) -> ReturningUpdate[Any]:
+    tables: Tables, updating: Update, now: Moment, *, run_at: ColumnElement[Any]
+) -> Executable:
+    """Complete an UPDATE that makes claims ready again, as if they had not been made."""
     jobs = tables.jobs
     cancelled = jobs.c.cancel_requested_at.is_not(None)
-    statement: ReturningUpdate[Any] = (
-        _settle(tables, given)
-        .values(
-            status=case((cancelled, CANCELLED), else_=READY),
-            # claim_no never falls, so the fence holds; the job shows the attempts it had.
-            attempts=jobs.c.attempts - 1,
-            run_at=run_at,
-            finished_at=case((cancelled, now), else_=null()),
-            leased_until=null(),
-            updated_at=now,
-        )
-        .returning(jobs.c.id, jobs.c.queue, jobs.c.status)
-    )
+    statement: Executable = updating.values(
+        status=case((cancelled, CANCELLED), else_=READY),
+        # claim_no never falls, so the fence holds; the job shows the attempts it had.
+        attempts=jobs.c.attempts - 1,
+        run_at=run_at,
+        finished_at=case((cancelled, now), else_=null()),
+        leased_until=null(),
+        updated_at=now,
+    ).returning(jobs.c.id, jobs.c.queue, jobs.c.status)
     return statement
 
 

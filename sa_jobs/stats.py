@@ -1,8 +1,9 @@
 """What to watch, as rows: depths, ages, dead jobs, lapsed leases, live workers, unserved jobs.
 
 Every look is bounded, however large the tables are: each walks a partial index, and stops counting
-at a cap. Nothing counts finished jobs. Ages are measured by the database's clock alone. A look sets
-planner settings in the caller's transaction, and sets them back.
+at a cap. Nothing counts finished jobs. Ages are measured by the database's clock alone; times that
+no datetime can hold count as the first or the last one. A look sets planner settings in the
+caller's transaction, and sets them back.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ from sqlalchemy import (
 
 from sa_jobs import jsontext
 from sa_jobs.connections import Caller, connection_of, operation
+from sa_jobs.expressions import readable
+from sa_jobs.limits import check_limit
+from sa_jobs.lookup import read
 from sa_jobs.models import DEFAULT_TABLES, Tables
 from sa_jobs.statements import DEAD, NOW, READY, RUNNING, Moment, built
 
@@ -128,7 +132,7 @@ def queue_depths(
 
     At most MAX_QUEUES queues are looked at.
     """
-    enough = {"enough": cap + 1}
+    enough = {"enough": check_limit("cap", cap) + 1}
     with _by_index(connection_of(session, tables)) as connection:
         waiting = {row.queue: row for row in connection.execute(_waiting(tables), enough)}
         held = connection.execute(_running(tables), enough).all()
@@ -152,16 +156,18 @@ def queue_depths(
 @operation
 def dead_jobs(session: Caller, *, cap: int = CAP, tables: Tables = DEFAULT_TABLES) -> Count:
     """Return how many jobs are dead."""
+    enough = {"enough": check_limit("cap", cap) + 1}
     with _by_index(connection_of(session, tables)) as connection:
-        counted: int = connection.execute(_dead(tables), {"enough": cap + 1}).scalar_one()
+        counted: int = connection.execute(_dead(tables), enough).scalar_one()
     return Count.up_to(cap, counted)
 
 
 @operation
 def expired_leases(session: Caller, *, cap: int = CAP, tables: Tables = DEFAULT_TABLES) -> Count:
     """Return how many running jobs have outlived their lease and wait for a worker's sweep."""
+    enough = {"enough": check_limit("cap", cap) + 1}
     with _by_index(connection_of(session, tables)) as connection:
-        counted: int = connection.execute(_expired(tables), {"enough": cap + 1}).scalar_one()
+        counted: int = connection.execute(_expired(tables), enough).scalar_one()
     return Count.up_to(cap, counted)
 
 
@@ -194,8 +200,9 @@ def due_jobs(session: Caller, *, cap: int = CAP, tables: Tables = DEFAULT_TABLES
     Of each queue's priority the first `cap` due jobs are looked at, in the order they should run;
     where there may be more, the counts are marked as capped.
     """
+    enough = {"enough": check_limit("cap", cap)}
     with _by_index(connection_of(session, tables)) as connection:
-        rows = connection.execute(_due_by_handler(tables), {"enough": cap}).all()
+        rows = connection.execute(_due_by_handler(tables), enough).all()
     looked_at: Counter[str] = Counter()
     for row in rows:
         looked_at[row.queue] += row.due
@@ -261,7 +268,10 @@ def _by_index(connection: Connection) -> Iterator[Connection]:
 
 def _names(text: str) -> tuple[str, ...]:
     # Text that is decoded here: an engine's own json_deserializer changes nothing.
-    names = jsontext.loads(text)
+    try:
+        names = jsontext.loads(text)
+    except (ValueError, RecursionError):  # numbers or a depth that only plain SQL writes
+        return ()
     return tuple(str(name) for name in names) if isinstance(names, list) else ()
 
 
@@ -273,7 +283,7 @@ def _enough() -> ColumnElement[int]:
 
 
 def _age(since: ColumnElement[dt.datetime], now: Moment) -> ColumnElement[float]:
-    return cast(func.extract("epoch", now - since), Float(53))
+    return cast(func.extract("epoch", now - readable(since)), Float(53))
 
 
 def _counted(rows: Select[Any]) -> Select[Any]:
@@ -423,8 +433,8 @@ def _workers(tables: Tables, *, now: Moment = NOW) -> Select[Any]:
             cast(workers.c.handlers, Text).label("handlers"),
             workers.c.concurrency,
             workers.c.running,
-            workers.c.started_at,
-            workers.c.heartbeat_at,
+            read(workers.c.started_at),
+            read(workers.c.heartbeat_at),
             _age(workers.c.heartbeat_at, now).label("heartbeat_age_seconds"),
         )
         .where(workers.c.alive_until >= now)

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
-from sqlalchemy import URL, Connection, Engine, MetaData, NullPool, create_engine
+from sqlalchemy import URL, Connection, Engine, MetaData, NullPool, create_engine, event
 
+from sa_jobs.cli.output import check_output
 from sa_jobs.errors import SaJobsError, SchemaVersionError
 from sa_jobs.models import DEFAULT_NAME, DEFAULT_TABLES, Tables, attach
 from sa_jobs.urls import database_url
@@ -71,11 +72,17 @@ class Place:
 
 
 def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command --database-url, --schema and --name, as one argument `place`."""
+    """Give a command --database-url, --schema and --name, as one argument `place`.
+
+    Such a command prints what came of it: it does nothing where it cannot.
+    """
 
     @functools.wraps(command)
     def with_place(database_url: str | None, schema: str | None, name: str, **rest: Any) -> Any:
-        return command(place=Place(database_url, schema, name), **rest)
+        place = Place(database_url, schema, name)
+        place.tables  # noqa: B018  Names that cannot be are wrong usage, before anything is asked.
+        check_output()
+        return command(place=place, **rest)
 
     for option in (
         click.option("--name", default=DEFAULT_NAME, show_default=True, help="Name of the tables."),
@@ -87,10 +94,27 @@ def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def open_engine(url: URL, **options: Any) -> Engine:
-    """Return an engine that gives up connecting in time, and never shows parameters in an error."""
-    defaults = {"application_name": "sa-jobs", "connect_timeout": str(CONNECT_SECONDS)}
+    """Return an engine that gives up connecting in time, and never shows parameters in an error.
+
+    It speaks UTF-8, whatever the database's encoding: then the server converts, and says what it
+    cannot hold; psycopg would take the text of an SQL_ASCII database for bytes.
+    """
+    defaults = {
+        "application_name": "sa-jobs",
+        "client_encoding": "utf8",
+        "connect_timeout": str(CONNECT_SECONDS),
+    }
     given = {name: value for name, value in defaults.items() if name not in url.query}
-    return create_engine(url.update_query_dict(given), hide_parameters=True, **options)
+    engine = create_engine(url.update_query_dict(given), hide_parameters=True, **options)
+    event.listen(engine, "connect", _speak_iso)
+    return engine
+
+
+def _speak_iso(connection: Any, record: Any) -> None:
+    # psycopg reads no other style; what role or database say of the order of days is kept.
+    if not str(connection.info.parameter_status("DateStyle")).startswith("ISO"):
+        connection.execute("SET DateStyle TO ISO")
+        connection.commit()
 
 
 def check_server(connection: Connection) -> None:

@@ -4,10 +4,23 @@ from __future__ import annotations
 
 import click
 
+import sa_jobs
 from sa_jobs import migrations
 from sa_jobs.cli.database import Place, check_server, place_options
-from sa_jobs.cli.output import print_line
+from sa_jobs.cli.output import print_line, report
 from sa_jobs.errors import SchemaVersionError
+
+
+def _check_step(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    known = [step.revision for step in migrations.revisions()]
+    if value != "head" and value not in known:
+        raise click.BadParameter(
+            f"{value!r} is not a step of sa-jobs {sa_jobs.__version__}, which has "
+            f"{', '.join(known)}",
+            ctx,
+            param,
+        )
+    return value
 
 
 @click.group()
@@ -20,7 +33,12 @@ def db() -> None:
 
 @db.command()
 @click.option(
-    "--to", default="head", show_default=True, metavar="STEP", help="The last step to run."
+    "--to",
+    default="head",
+    show_default=True,
+    metavar="STEP",
+    callback=_check_step,
+    help="The last step to run.",
 )
 @place_options
 def upgrade(place: Place, to: str) -> None:
@@ -30,7 +48,7 @@ def upgrade(place: Place, to: str) -> None:
         steps = migrations.apply(connection, to, schema=place.schema, name=place.name)
         now = migrations.current(connection, schema=place.schema, name=place.name)
     for step in steps:
-        print_line(f"{step.revision}  {step.summary}")
+        report(f"{step.revision}  {step.summary}", meaning=f"the tables are at {now} now")
     if not steps:
         print_line(f"nothing to do: the tables are at {now}")
 

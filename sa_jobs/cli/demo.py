@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from sa_jobs.cli.database import url_option
+from sa_jobs.cli.output import check_output
 
 
 @click.command()
@@ -25,4 +26,5 @@ def demo(database_url: str | None, orders: int) -> int:
     """
     from sa_jobs.demo import run
 
+    check_output()
     return run.run_demo(database_url, orders)

@@ -15,11 +15,13 @@ from sqlalchemy import Connection
 from sa_jobs import lookup
 from sa_jobs.cli.database import Place, place_options
 from sa_jobs.cli.output import (
+    JsonText,
     escaped,
     escaped_lines,
     print_json,
     print_line,
     print_table,
+    report,
     say,
     shown,
 )
@@ -29,10 +31,12 @@ from sa_jobs.enqueue import cancel as cancel_job
 from sa_jobs.enqueue import enqueue as enqueue_job
 from sa_jobs.enqueue import retry as retry_job
 from sa_jobs.errors import SaJobsError
-from sa_jobs.limits import MAX_ATTEMPTS, MAX_PRIORITY, MIN_PRIORITY
+from sa_jobs.limits import MAX_ATTEMPTS, MAX_PAYLOAD_BYTES, MAX_PRIORITY, MIN_PRIORITY
 from sa_jobs.models import STATES, Tables
 
 ID = click.IntRange(-(2**63), 2**63 - 1)
+# JSON may be written with space and escapes: more than this is no payload, whatever it is.
+MAX_READ_BYTES = 16 * MAX_PAYLOAD_BYTES
 
 
 def _read_payload(
@@ -40,8 +44,11 @@ def _read_payload(
 ) -> dict[str, Any] | None:
     if value is None:
         return None
+    text = _read_standard_input(ctx, param) if value == "-" else value
     try:
-        payload = json.loads(sys.stdin.read() if value == "-" else value)
+        payload = json.loads(text, object_pairs_hook=_object)
+    except _TwiceError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
     except (ValueError, RecursionError) as error:
         # The text itself is not repeated: it may hold what belongs in no log.
         raise click.BadParameter(f"not JSON: {error}", ctx, param) from None
@@ -50,6 +57,41 @@ def _read_payload(
             "it must be a JSON object, whose keys are the handler's parameters", ctx, param
         )
     return payload
+
+
+class _TwiceError(Exception):
+    """A JSON object has a key twice."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    # Python would keep the last one and say nothing.
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise _TwiceError(f"an object has the key {key[:40]!r} twice")
+        found[key] = value
+    return found
+
+
+def _read_standard_input(ctx: click.Context, param: click.Parameter) -> str:
+    """Return the text of standard input, which is UTF-8 as all JSON, whatever the locale."""
+    if sys.stdin is None:
+        raise click.BadParameter("standard input is closed", ctx, param)
+    try:
+        data = sys.stdin.buffer.read(MAX_READ_BYTES + 1)
+        if len(data) > MAX_READ_BYTES:
+            raise click.BadParameter(
+                f"standard input holds more than {MAX_READ_BYTES} bytes", ctx, param
+            )
+        return data.decode("utf-8-sig")
+    except OSError as error:
+        raise click.BadParameter(
+            f"cannot read standard input ({error.strerror or error})", ctx, param
+        ) from None
+    except UnicodeDecodeError as error:
+        raise click.BadParameter(
+            f"standard input is not UTF-8 (byte {error.start + 1})", ctx, param
+        ) from None
 
 
 def _read_time(ctx: click.Context, param: click.Parameter, value: str | None) -> dt.datetime | None:
@@ -120,7 +162,9 @@ def enqueue(
         added = enqueue_job(connection, handler, payload, run_at=run_at, tables=tables, **options)
     if not added.created:
         say("nothing was added: this job has the key already")
-    print_line(str(added.id))
+        report(str(added.id), meaning=f"it was job {added.id}")
+    else:
+        report(str(added.id), meaning=f"job {added.id} was added")
 
 
 @click.command(name="list")
@@ -191,7 +235,7 @@ def _show_json(
     document = dataclasses.asdict(job)
     if contents is not None:
         for name, text in dataclasses.asdict(contents).items():
-            document[name] = None if text is None else json.loads(text)
+            document[name] = None if text is None else JsonText(text)
     document["failures"] = [dataclasses.asdict(failure) for failure in failures]
     print_json(document)
 
@@ -264,6 +308,6 @@ def _each(
         for job_id in job_ids:
             with connection.begin():
                 done, text = action(connection, job_id, tables)
-            print_line(f"{job_id}: {text}")
+            report(f"{job_id}: {text}", meaning=f"{job_id}: {text}; no job after it was looked at")
             all_done = all_done and done
     return 0 if all_done else 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -14,26 +15,32 @@ from typing import Any
 import click
 
 from sa_jobs.cli.output import escaped_lines, say
+from sa_jobs.error_text import hide_data
 from sa_jobs.errors import SaJobsError, WorkerError
 from sa_jobs.handlers import Jobs
 
-_EXPECTED = (
-    "a Jobs, a Flask app that carries the sa-jobs extension, or a function without arguments that "
-    "returns one of them"
-)
+_EXPECTED = "a Jobs, or a function without arguments that returns one"
+
+# Parts that a file or folder can be called, with dots between them.
+_MODULE = re.compile(r"[^./\\\0]+(\.[^./\\\0]+)*")
+
+
+class EndedEarly(SystemExit):
+    """A signal came while the application was imported: the process ends, in peace."""
 
 
 def load_jobs(reference: str) -> Jobs:
-    """Return the Jobs that `MODULE:ATTR` names: it, a Flask app's, or what a factory returns.
+    """Return the Jobs that `MODULE:ATTR` names: it, or what a factory returns.
 
     The current directory comes first on the import path, as with `flask` and `gunicorn`. ATTR may
-    have dots, and a factory may be written with its parentheses.
+    have dots, and a factory may be written with its parentheses. An object that carries a Jobs as
+    `.extensions["sa_jobs"].jobs` will do too.
 
     Raises click.UsageError for a reference that leads nowhere. An error of the module's own code
     is shown with its traceback, then raised as WorkerError.
     """
     module_name, colon, attribute = reference.partition(":")
-    if not (module_name and colon and attribute):
+    if not (_MODULE.fullmatch(module_name) and colon and all(attribute.split("."))):
         raise click.UsageError(f"{reference!r} must be MODULE:ATTR, for example shop.app:jobs")
     module = _import(module_name)
     target = _attribute(module, attribute.removesuffix("()"))
@@ -46,7 +53,13 @@ def load_jobs(reference: str) -> Jobs:
 
 
 def _import(name: str) -> ModuleType:
-    directory = str(Path.cwd())
+    try:
+        directory = str(Path.cwd())
+    except OSError as error:
+        raise WorkerError(
+            f"cannot look for {name} in the current directory ({error.strerror}): start the worker "
+            "in the application's directory"
+        ) from error
     if directory not in sys.path:
         sys.path.insert(0, directory)
     try:
@@ -61,7 +74,7 @@ def _import(name: str) -> ModuleType:
         ) from error
     except SaJobsError as error:
         raise WorkerError(f"importing {name} failed: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failure(error, f"importing {name}") from error
 
 
@@ -108,12 +121,14 @@ def _called(factory: Any, reference: str) -> Any:
         return factory()
     except SaJobsError as error:
         raise WorkerError(f"calling {reference} failed: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failure(error, f"calling {reference}") from error
 
 
-def _failure(error: Exception, what: str) -> WorkerError:
+def _failure(error: Exception | SystemExit, what: str) -> WorkerError:
     """Show where the user's own code failed, without our frames and the import system's."""
+    if isinstance(error, EndedEarly):
+        raise error
     frames = traceback.extract_tb(error.__traceback__)
     own = [
         frame
@@ -125,7 +140,15 @@ def _failure(error: Exception, what: str) -> WorkerError:
     for line in traceback.format_list(own):
         for shown in escaped_lines(line.rstrip("\n")):
             say(shown)
-    return WorkerError(f"{what} failed: {type(error).__name__}: {error}")
+    return WorkerError(f"{what} failed: {type(error).__name__}: {_text(error)}")
+
+
+def _text(error: BaseException) -> str:
+    hide_data(error)
+    try:
+        return str(error)
+    except Exception:
+        return "its text cannot be shown"
 
 
 def _kind(target: Any) -> str:

@@ -9,6 +9,7 @@ import re
 import sys
 
 from sa_jobs.cli.output import escaped, escaped_lines
+from sa_jobs.error_text import hide_data
 
 # What log records about a job carry, in this order; never the payload.
 FIELDS = ("job_id", "job_handler", "job_queue", "job_attempt")
@@ -19,11 +20,16 @@ _PLAIN = re.compile(r"[\w.:/@+-]+", re.ASCII)
 class LineFormatter(logging.Formatter):
     """Formats a record as one line: time with offset, level, logger, message, key=value fields.
 
-    What could break the line is escaped. A traceback follows on lines of its own, indented.
+    What could break the line is escaped. A traceback follows on lines of its own, indented. Of a
+    database's error it has neither parameters nor the detail, which quotes rows.
     """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, and the traceback if there is one."""
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        for error in (*arguments, *(record.exc_info or ())[1:2]):
+            if isinstance(error, BaseException):
+                hide_data(error)
         moment = dt.datetime.fromtimestamp(record.created).astimezone()
         line = " ".join(
             (

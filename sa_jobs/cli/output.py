@@ -1,15 +1,21 @@
 """How commands print: stored text is escaped, times carry their offset, tables fit their reader.
 
-rich is imported where a table is printed, so that a worker never loads it.
+rich is imported where a table is printed, so that a worker never loads it. What is printed goes to
+Python's own streams: click would put another encoding in place of theirs. A standard stream that
+was closed is None, as everywhere in Python.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import io
 import json
+import os
 import re
 import sys
 import unicodedata
+import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,6 +24,58 @@ import click
 # Joiners between letters and inside emoji: harmless, and text reads wrong without them.
 _JOINERS = "\u200c\u200d"
 _NO_ESCAPES_NEEDED = re.compile(r"[ -~]*")
+_NOT_ASCII = re.compile(r"[^ -~]")
+# Wide enough for any row; a pipe or a file has no width.
+_ANY_WIDTH = 100_000
+
+
+class OutputError(click.ClickException):
+    """Standard output cannot be written; the text says why, and what it should have said."""
+
+    def __init__(self, reason: str, *, lost: str = "") -> None:
+        super().__init__(
+            f"cannot write to standard output ({reason})" + (f": {lost}" if lost else "")
+        )
+
+
+class JsonText(str):
+    """A value that is JSON text already."""
+
+    __slots__ = ()
+
+
+def prepare_streams() -> None:
+    """Make the standard streams safe to write to.
+
+    A character that a terminal or pipe cannot show becomes its number. Where a stream is closed,
+    its file descriptor is taken, or the next file or connection that is opened would get it.
+    """
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def settle_streams() -> None:
+    """Let go of what the standard streams cannot write, or Python would fail for it at its exit."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is None:
+            continue
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def check_output() -> None:
+    """Raise OutputError if standard output is closed, before anything is done."""
+    if sys.stdout is None:
+        raise OutputError("it is closed")
 
 
 def escaped(text: str) -> str:
@@ -80,12 +138,45 @@ def shown(value: Any) -> str:
 
 def print_line(text: str = "") -> None:
     """Print a line that is escaped already."""
-    click.echo(text)
+    _write(text)
+
+
+def report(text: str, *, meaning: str = "") -> None:
+    """Print a line about what has been changed, at once; if it is lost, the error tells it."""
+    _write(text, lost=meaning or text)
+    flush(lost=meaning or text)
+
+
+def flush(*, lost: str = "") -> None:
+    """Write out what has been printed."""
+    check_output()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError) as error:
+        raise OutputError(_reason(error), lost=lost) from error
 
 
 def say(text: str) -> None:
-    """Print a line, escaped already, on standard error."""
-    click.echo(text, err=True)
+    """Print a line, escaped already, on standard error; where that cannot be, nobody is told."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
+def _write(text: str, *, lost: str = "") -> None:
+    check_output()
+    try:
+        sys.stdout.write(f"{text}\n")
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError) as error:
+        raise OutputError(_reason(error), lost=lost) from error
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 def print_table(
@@ -106,18 +197,40 @@ def print_table(
     for row in rows:
         # Text, since a str would be read as markup.
         table.add_row(*(Text(shown(value)) for value in row))
-    # Wide enough for any row; a pipe or a file has no width.
-    console = Console() if sys.stdout.isatty() else Console(width=100_000)
+    check_output()
+    # Captured, but a console also writes to its file now and then: only a terminal is given to it.
+    console = Console() if sys.stdout.isatty() else Console(file=io.StringIO(), width=_ANY_WIDTH)
     with console.capture() as capture:
         console.print(table)
     for line in capture.get().splitlines():
-        click.echo(line.rstrip())
+        print_line(line.rstrip())
 
 
-def print_json(value: Any) -> None:
-    """Print a JSON document that holds ASCII alone; datetimes become ISO 8601 text in UTC."""
-    text = json.dumps(value, indent=2, default=_json_value)
-    click.echo(text.replace("\x7f", "\\u007f"))
+def print_json(document: dict[str, Any] | list[Any]) -> None:
+    """Print a JSON document that holds ASCII alone.
+
+    Datetimes become ISO 8601 text in UTC. A JsonText, as a value of the outermost object, is
+    printed as it is: Python's numbers are neither as large nor as exact as the database's.
+    """
+    texts: dict[str, str] = {}
+    if isinstance(document, dict):
+        document = dict(document)
+        for name, value in document.items():
+            if isinstance(value, JsonText):
+                document[name] = uuid.uuid4().hex
+                texts[document[name]] = value
+    text = json.dumps(document, indent=2, default=_json_value)
+    for mark, value in texts.items():
+        text = text.replace(f'"{mark}"', value, 1)
+    print_line(_NOT_ASCII.sub(_json_escape, text))
+
+
+def _json_escape(match: re.Match[str]) -> str:
+    character = match.group()
+    # Lines end outside of strings alone, where JSON takes them for space.
+    return (
+        character if character == "\n" else json.dumps(character)[1:-1].replace("\x7f", "\\u007f")
+    )
 
 
 def _json_value(value: Any) -> Any:

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import io
-import os
 import re
 import sys
 from collections.abc import Sequence
 
 import click
 from click.exceptions import NoSuchOption
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import (
+    DBAPIError,
+    InterfaceError,
+    OperationalError,
+    SQLAlchemyError,
+    StatementError,
+)
 
-from sa_jobs.cli.output import escaped, say
+from sa_jobs.cli.output import escaped, flush, prepare_streams, say, settle_streams
+from sa_jobs.error_text import without_data
 from sa_jobs.errors import (
     AttachError,
     DatabaseUrlError,
     InvalidJobError,
     InvalidJobTypeError,
     SaJobsError,
+    WorkerOptionError,
 )
 
 EXIT_FAILURE = 1
@@ -26,21 +32,30 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
 
 # What was typed is wrong, not what happened.
-_USAGE_ERRORS = (AttachError, DatabaseUrlError, InvalidJobError, InvalidJobTypeError)
+_USAGE_ERRORS = (
+    AttachError,
+    DatabaseUrlError,
+    InvalidJobError,
+    InvalidJobTypeError,
+    WorkerOptionError,
+)
 
 
 def run(command: click.Command, arguments: Sequence[str] | None, program: str) -> int:
     """Run a command and return its exit code; a failure of a known kind prints one line."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if not given:
-        given = ["--help"]
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # A terminal or pipe that cannot show a character gets its number.
-            stream.reconfigure(errors="backslashreplace")
+    prepare_streams()
     try:
-        code = command.main(given, prog_name=program, standalone_mode=False)
-        sys.stdout.flush()
+        return _run(command, given or ["--help"], program)
+    finally:
+        settle_streams()
+
+
+def _run(command: click.Command, arguments: list[str], program: str) -> int:
+    try:
+        code = command.main(arguments, prog_name=program, standalone_mode=False)
+        if sys.stdout is not None:
+            flush()
     except click.ClickException as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # not in every release of click
             error.show()
@@ -51,26 +66,36 @@ def run(command: click.Command, arguments: Sequence[str] | None, program: str) -
         say(f"{program}: interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of a pipe has seen enough. Nothing more may be flushed at the exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILURE
+        return EXIT_FAILURE  # The reader of a pipe has seen enough.
     except (SaJobsError, SQLAlchemyError) as error:
         say(f"{program}: {escaped(explain(error))}")
         return EXIT_USAGE if isinstance(error, _USAGE_ERRORS) else EXIT_FAILURE
+    except (OSError, UnicodeError) as error:
+        # The disk is full, a text does not fit an encoding: nothing that a traceback would tell.
+        say(f"{program}: {escaped(_outside(error))}")
+        return EXIT_FAILURE
     return code if isinstance(code, int) else 0
 
 
 def explain(error: Exception) -> str:
-    """Return one line that says what is wrong and what to do; it holds no password."""
+    """Return one line that says what is wrong and what to do; it holds no password.
+
+    Of what the server says it has the message alone: the detail quotes rows, and so payloads.
+    """
     if not isinstance(error, DBAPIError):
-        return _one_line(str(error))
-    reason = _one_line(str(error.orig))
+        # Without the statement, which is of no use here.
+        cause = error.orig if isinstance(error, StatementError) else None
+        return _one_line(str(cause or error))
+    message = getattr(getattr(error.orig, "diag", None), "message_primary", None)
+    reason = _one_line(message or without_data(str(error.orig)))
     state: str = getattr(error.orig, "sqlstate", None) or ""
     for prefix, way_out in _WAYS_OUT.items():
         if state.startswith(prefix):
             return f"{reason}: {way_out}"
     if state:
         return f"the database refused the command: {reason} (SQLSTATE {state})"
+    if error.statement is not None and not isinstance(error, (InterfaceError, OperationalError)):
+        return f"the database driver cannot do this: {reason}"
     reason = _without_credentials(_LIBPQ_PHRASES.sub("", reason))
     return (
         f"cannot reach the database ({reason}): check that the server runs, and the URL in "
@@ -85,6 +110,11 @@ _CHECK_TABLES = "run `sa-jobs db check` to see how far the tables are"
 _TRY_AGAIN = "try again later"
 _WAYS_OUT = {
     "08": _TRY_AGAIN,
+    "22021": (
+        "text is not in the encoding that it should be in; where the database has another one than "
+        "it says, name it in the URL, as ?client_encoding=latin1"
+    ),
+    "22P05": "this database's encoding does not have the character; a UTF8 database has all",
     "25006": "this server only answers reads; name the primary server in the URL",
     "28": "check the user and the password in the URL",
     "3D000": "check the URL, or create the database",
@@ -101,6 +131,13 @@ _WAYS_OUT = {
 
 def _one_line(text: str) -> str:
     return " ".join(text.split()).rstrip(" .:") or "no reason was given"
+
+
+def _outside(error: OSError | UnicodeError) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        name = "" if error.filename is None else f": {error.filename!r}"
+        return _one_line(f"{error.strerror}{name}")
+    return _one_line(str(error))
 
 
 def _without_credentials(reason: str) -> str:

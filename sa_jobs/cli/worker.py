@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import signal
-import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import Any, TypeVar
@@ -13,7 +12,7 @@ import click
 
 from sa_jobs import urls
 from sa_jobs.cli.database import open_engine, url_option
-from sa_jobs.cli.loading import load_jobs
+from sa_jobs.cli.loading import EndedEarly, load_jobs
 from sa_jobs.cli.logs import configure_logging
 from sa_jobs.worker import Worker
 from sa_jobs.worker.signals import STOP_SIGNALS, run_with_signals
@@ -28,6 +27,8 @@ from sa_jobs.worker.worker import (
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+# Far more than one process can do, and few enough to count them.
+MAX_CONCURRENCY = 100_000
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -63,7 +64,7 @@ def _seconds_option(name: str, default: float, text: str) -> Callable[[F], F]:
 )
 @click.option(
     "--concurrency",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MAX_CONCURRENCY),
     default=DEFAULT_CONCURRENCY,
     show_default=True,
     help="How many jobs run at once.",
@@ -97,8 +98,8 @@ def worker(
 ) -> int:
     """Run jobs with the handlers of MODULE:ATTR until SIGTERM or Ctrl-C.
 
-    MODULE:ATTR names a Jobs, a Flask app that carries the sa-jobs extension, or a function without
-    arguments that returns one of them. MODULE is also looked for in the current directory.
+    MODULE:ATTR names a Jobs, or a function without arguments that returns one. MODULE is also
+    looked for in the current directory.
 
     The first signal lets running jobs end, the second stops at once. Exit codes: 0 all ended,
     1 failure, 2 usage, 3 the grace period ended first and running jobs were handed back.
@@ -135,7 +136,7 @@ def _end_on_early_signals() -> None:
     """
 
     def end(number: int, frame: FrameType | None) -> None:
-        sys.exit(0)
+        raise EndedEarly(0)
 
     for number in STOP_SIGNALS:
         signal.signal(number, end)

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import functools
 import threading
-from collections.abc import Awaitable, Callable
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from sa_jobs.worker.running import Running
+
+T = TypeVar("T")
 
 _CLOSE_SECONDS = 5.0
 
@@ -16,76 +22,130 @@ class Coroutines:
     """Runs at most `limit` claims at once, as tasks of one background event loop.
 
     The loop is started when first needed. It is one for all, since a pool of asynchronous
-    connections belongs to the loop that opened it. All methods are for the control loop alone.
+    connections belongs to the loop that opened it. `run` runs a claim and reports its end;
+    `stopped` reports the end of a claim that was told to stop before it began.
     """
 
-    def __init__(self, run: Callable[[Running], Awaitable[None]], limit: int) -> None:
+    def __init__(
+        self,
+        run: Callable[[Running], Awaitable[None]],
+        stopped: Callable[[Running], None],
+        limit: int,
+    ) -> None:
         self._run = run
+        self._stopped = stopped
         self._limit = limit
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        # Claims that have not begun: popping one, which is atomic, is the right to run it.
-        self._waiting: dict[int, Running] = {}
-        # The loop itself keeps only weak references to tasks.
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._lock = threading.Lock()
+        # All of these only under the lock. The loop itself keeps only weak references to tasks.
+        self._waiting: deque[Running] = deque()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._stuck: dict[int, asyncio.Task[None]] = {}
+        # Monotonic time of the oldest call that the loop has not answered.
+        self._asked_at: float | None = None
 
     def submit(self, running: Running) -> None:
         """Start a claim's handler on the loop, as soon as there is room."""
+        with self._lock:
+            self._waiting.append(running)
+        self._ask_to_start()
+
+    def withdraw(self, running: Running) -> bool:
+        """Take back a claim that has not begun; return whether that was so."""
+        with self._lock:
+            if running in self._waiting:
+                self._waiting.remove(running)
+                return True
+            return False
+
+    def abandon(self, running: Running) -> None:
+        """Let another claim have the slot of one that was cancelled, whatever its handler does."""
+        with self._lock:
+            task = self._tasks.pop(running.serial, None)
+            if task is not None:
+                self._stuck[running.serial] = task
+        self._ask_to_start()
+
+    @property
+    def stuck(self) -> int:
+        """How many abandoned handlers have not ended yet."""
+        return len(self._stuck)
+
+    @property
+    def silent_seconds(self) -> float:
+        """For how long the loop has not answered: a handler blocks it."""
+        asked_at = self._asked_at
+        return 0.0 if asked_at is None else time.monotonic() - asked_at
+
+    def call(self, function: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
+        """Return what a coroutine gives that runs on the loop."""
+        return asyncio.run_coroutine_threadsafe(function(), self._running_loop()).result(seconds)
+
+    def close(self, dispose: Callable[[], Awaitable[None]], *, at_once: bool) -> None:
+        """Cancel what still runs, await `dispose`, and end the loop and its thread.
+
+        With `at_once` nothing is waited for: the thread is a daemon.
+        """
+        loop, thread = self._loop, self._thread
+        if loop is None or thread is None:
+            return
+
+        async def end() -> None:
+            tasks = [*self._tasks.values(), *self._stuck.values()]
+            for task in tasks:
+                task.cancel()
+            if tasks and not at_once:
+                await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
+            await dispose()
+            await loop.shutdown_asyncgens()
+
+        ending = asyncio.run_coroutine_threadsafe(end(), loop)
+        if at_once:
+            return
+        try:
+            ending.result(_CLOSE_SECONDS * 2)
+        except concurrent.futures.TimeoutError:
+            return
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(_CLOSE_SECONDS)
+        if not thread.is_alive():
+            loop.close()
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(
                 target=self._loop.run_forever, name="sa-jobs-event-loop", daemon=True
             )
             self._thread.start()
-        self._waiting[running.serial] = running
-        self._loop.call_soon_threadsafe(self._start_waiting)
+        return self._loop
 
-    def withdraw(self, running: Running) -> bool:
-        """Take back a claim that has not begun; return whether that was so."""
-        return self._waiting.pop(running.serial, None) is not None
-
-    def close(self, dispose: Callable[[], Awaitable[None]]) -> None:
-        """Cancel what still runs, await `dispose`, and end the loop and its thread."""
-        loop, thread = self._loop, self._thread
-        if loop is None or thread is None:
-            return
-
-        async def end() -> None:
-            tasks = list(self._tasks)
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
-            await dispose()
-            await loop.shutdown_asyncgens()
-
-        try:
-            asyncio.run_coroutine_threadsafe(end(), loop).result(_CLOSE_SECONDS * 2)
-        except concurrent.futures.TimeoutError:
-            return  # A handler blocks the loop; its thread is a daemon.
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(_CLOSE_SECONDS)
-        if not thread.is_alive():
-            loop.close()
+    def _ask_to_start(self) -> None:
+        if self._asked_at is None:
+            self._asked_at = time.monotonic()
+        self._running_loop().call_soon_threadsafe(self._start_waiting)
 
     def _start_waiting(self) -> None:
-        while self._waiting and len(self._tasks) < self._limit:
-            serial = next(iter(self._waiting), None)
-            running = None if serial is None else self._waiting.pop(serial, None)
-            if running is not None:
-                self._start(running)
+        self._asked_at = None
+        while True:
+            with self._lock:
+                if not self._waiting or len(self._tasks) >= self._limit:
+                    return
+                running = self._waiting.popleft()
+                task = asyncio.ensure_future(self._execute(running))
+                self._tasks[running.serial] = running.task = task
+            task.add_done_callback(functools.partial(self._ended, running))
+            if running.stop_reason is not None:
+                task.cancel()
 
-    def _start(self, running: Running) -> None:
-        assert self._loop is not None
-        task = self._loop.create_task(self._execute(running))
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        running.task = task
-        if running.stop_reason is not None:
-            task.cancel()
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+    def _ended(self, running: Running, task: asyncio.Task[None]) -> None:
+        with self._lock:
+            self._tasks.pop(running.serial, None)
+            self._stuck.pop(running.serial, None)
+        if running.started_at is None:
+            # Cancelled before its first step, a task never enters its coroutine.
+            self._stopped(running)
         self._start_waiting()
 
     async def _execute(self, running: Running) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sa_jobs.context import ClaimedJob
+from sa_jobs.errors import HandlerError
 from sa_jobs.models import Tables
 from sa_jobs.outcome import Failed, Finished, Released, failed, raised, returned
 from sa_jobs.worker import sessions
@@ -45,17 +46,21 @@ class Execution:
             ending = self._raised(running, error)
         self.mailbox.put(Ended(running, ending))
 
+    def stopped(self, running: Running) -> None:
+        """Report the end of a coroutine handler that was told to stop before it began."""
+        self.mailbox.put(Ended(running, self._raised(running, asyncio.CancelledError())))
+
     def _call(self, running: Running) -> Ending:
         handler, job = running.handler, running.job
         arguments = self._arguments(running)
         if handler.signature.session is None:
-            return returned(job, handler.function(**arguments))
+            return returned(job, _plain(handler.function(**arguments)))
         assert self.session_factory is not None
         session = self.session_factory()
         try:
             sessions.guard(session)
             arguments[handler.signature.session] = session
-            outcome = returned(job, handler.function(**arguments))
+            outcome = returned(job, _plain(handler.function(**arguments)))
             sessions.unguard(session)
             if not self._finish(session, job, outcome):
                 return LeaseLost()
@@ -68,14 +73,14 @@ class Execution:
         handler, job = running.handler, running.job
         arguments = self._arguments(running)
         if handler.signature.session is None:
-            return returned(job, await _result(handler.function(**arguments)))
+            return returned(job, await handler.function(**arguments))
         assert self.async_session_factory is not None
         session = self.async_session_factory()
         sync = session.sync_session
         try:
             sessions.guard(sync)
             arguments[handler.signature.session] = session
-            outcome = returned(job, await _result(handler.function(**arguments)))
+            outcome = returned(job, await handler.function(**arguments))
             sessions.unguard(sync)
             if not await session.run_sync(lambda sync: self._finish(sync, job, outcome)):
                 return LeaseLost()
@@ -110,9 +115,15 @@ class Execution:
         return raised(job, _without_own_frames(error), backoff)
 
 
-async def _result(called: Any) -> Any:
-    # A wrapper of a coroutine function counts as one, and may return something else.
-    return await called if inspect.isawaitable(called) else called
+def _plain(result: Any) -> Any:
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise HandlerError(
+            "the handler is a plain function, and returned something to await, which nobody has "
+            "run: make it an async function, also where a decorator wraps it"
+        )
+    return result
 
 
 def _without_own_frames(error: BaseException) -> BaseException:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import sessionmaker
+from sqlalchemy.pool import QueuePool
 
 from sa_jobs.errors import WorkerError
 from sa_jobs.handlers import Jobs
+from sa_jobs.models import Tables
+from sa_jobs.worker import sessions
+from sa_jobs.worker.coroutines import Coroutines
+
+logger = logging.getLogger("sa_jobs.worker")
+
+_CHECK_SECONDS = 60.0
 
 
 class Factories:
@@ -22,16 +31,35 @@ class Factories:
         control: Engine,
         sync: Callable[[], Any] | None,
         asynchronous: Callable[[], Any] | None,
+        *,
+        concurrency: int,
     ) -> None:
+        self._concurrency = concurrency
         self._made: Engine | None = None
         self._made_async: Any = None
         self.sync = sync
         self.asynchronous = asynchronous
-        if self.sync is None and _asking(jobs, coroutines=False):
-            self.sync = sessionmaker(self._engine(engine, control))
+        self._needs_sync = bool(_asking(jobs, coroutines=False))
+        if self.sync is None and self._needs_sync:
+            host = self._engine(engine, control)
+            _warn_of_small_pool(host, concurrency)
+            self.sync = sessionmaker(host)
         asking = _asking(jobs, coroutines=True)
+        self._needs_async = bool(asking)
         if self.asynchronous is None and asking:
             self.asynchronous = self._async_sessions(engine, asking[0])
+
+    def check(self, tables: Tables, coroutines: Coroutines) -> None:
+        """Raise WorkerError if the sessions that handlers will get cannot be transactional."""
+        if self._needs_sync and self.sync is not None:
+            sessions.check_isolation(self.sync(), tables)
+        factory = self.asynchronous
+        if self._needs_async and factory is not None:
+
+            async def check() -> None:
+                await factory().run_sync(sessions.check_isolation, tables)
+
+            coroutines.call(check, _CHECK_SECONDS)
 
     def close(self) -> None:
         """Dispose of the synchronous engine that was made, if any."""
@@ -67,10 +95,29 @@ class Factories:
             # may be another than the worker's: never share its pool.
             host = engine.sync_engine
             made = AsyncEngine(Engine(host.pool.recreate(), host.dialect, host.url))
+            _warn_of_small_pool(host, self._concurrency)
         else:
-            made = create_async_engine(engine.url.set(drivername="postgresql+psycopg"))
+            made = create_async_engine(
+                engine.url.set(drivername="postgresql+psycopg"),
+                pool_size=self._concurrency,
+                max_overflow=self._concurrency,
+            )
         self._made_async = made
         return async_sessionmaker(made)
+
+
+def _warn_of_small_pool(engine: Engine, concurrency: int) -> None:
+    pool = engine.pool
+    if isinstance(pool, QueuePool):
+        most = pool.size() + pool._max_overflow
+        if pool._max_overflow >= 0 and most < concurrency:
+            logger.warning(
+                "the engine's pool gives %d connections to %d handlers: those beyond wait for "
+                "one, and fail after pool_timeout; give it pool_size=%d",
+                most,
+                concurrency,
+                concurrency,
+            )
 
 
 def _asking(jobs: Jobs, *, coroutines: bool) -> list[str]:

@@ -9,6 +9,7 @@ import time
 from sqlalchemy.exc import DBAPIError, DisconnectionError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from sa_jobs.error_text import error_text
 from sa_jobs.errors import WorkerError
 
 logger = logging.getLogger("sa_jobs.worker")
@@ -20,6 +21,7 @@ UNDEFINED = ("42P01", "3F000", "42703", "42883")
 FIRST_DELAY_SECONDS = 0.1
 LONGEST_DELAY_SECONDS = 5.0
 LINES_APART_SECONDS = 5.0
+SAME_CAUSE_APART_SECONDS = 60.0
 
 
 def sqlstate(error: BaseException) -> str:
@@ -31,12 +33,24 @@ def is_transient(error: BaseException) -> bool:
     """Return whether the same call may succeed later: on a new connection, after a deadlock, ..."""
     if isinstance(error, (OSError, DisconnectionError, PoolTimeoutError)):
         return True
+    if _is_the_drivers_own(error):
+        return True
     if not isinstance(error, DBAPIError):
         return False
     if error.connection_invalidated or isinstance(error, (OperationalError, InterfaceError)):
         return True
     # A server that has become a standby refuses writes until clients find the new primary.
     return sqlstate(error) == READ_ONLY
+
+
+def _is_the_drivers_own(error: BaseException) -> bool:
+    # As psycopg raises it by itself, while it waits for notifications. Told by name, so that
+    # programs which only enqueue, through another driver, do not load it.
+    return any(
+        kind.__module__.partition(".")[0] == "psycopg"
+        and kind.__name__ in ("OperationalError", "InterfaceError")
+        for kind in type(error).__mro__
+    )
 
 
 def hopeless(error: BaseException) -> WorkerError | None:
@@ -64,31 +78,34 @@ def first_line(error: BaseException) -> str:
 class Recovery:
     """One loop's way back after a lost connection: capped, jittered delays and few log lines.
 
-    A line when the trouble starts, when its cause has changed and some seconds have passed since
-    the last line, and when it is over.
+    A line when the trouble starts and when it is over; one more when its cause has changed and some
+    seconds have passed. Trouble that comes and goes is said once a minute.
     """
 
     def __init__(self, loop: str) -> None:
         self._loop = loop
         self._failures = 0
         self._since = 0.0
-        self._logged_at = -LINES_APART_SECONDS
         self._cause = ""
+        self._logged_at: float | None = None
+        self._said = False
 
     def failed(self, error: BaseException) -> float:
         """Note a failure, and return the seconds to wait before the next try."""
-        if not self._failures:
-            self._since = time.monotonic()
-        cause = first_line(error)
         now = time.monotonic()
-        # A server that restarts gives one cause after another within a second.
-        if cause != self._cause and now - self._logged_at >= LINES_APART_SECONDS:
+        if not self._failures:
+            self._since = now
+        cause = first_line(error)
+        apart = SAME_CAUSE_APART_SECONDS if cause == self._cause else LINES_APART_SECONDS
+        if self._logged_at is None or now - self._logged_at >= apart:
             self._cause = cause
             self._logged_at = now
+            self._said = True
             if is_transient(error):
                 logger.warning("%s: %s; trying again until it works", self._loop, cause)
             else:
-                logger.error("%s: unexpected error", self._loop, exc_info=error)
+                # As text, since a traceback may quote the users' data.
+                logger.error("%s: unexpected error: %s", self._loop, error_text(error))
         ceiling = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0 ** min(self._failures, 16))
         self._failures += 1
         return ceiling * random.uniform(0.5, 1.0)
@@ -96,7 +113,9 @@ class Recovery:
     def succeeded(self) -> None:
         """Note that the loop works."""
         if self._failures:
-            logger.info("%s: works again after %.1f s", self._loop, time.monotonic() - self._since)
+            if self._said:
+                logger.info(
+                    "%s: works again after %.1f s", self._loop, time.monotonic() - self._since
+                )
             self._failures = 0
-            self._cause = ""
-            self._logged_at = -LINES_APART_SECONDS
+            self._said = False

@@ -48,7 +48,15 @@ class Heartbeat(HealingThread):
         """Beat once."""
         due = time.monotonic() + self._period
         connection = self._link.connection()
-        entries = {entry.job.id: entry for entry in self._running() if not entry.with_writer}
+        entries: dict[int, Running] = {}
+        for entry in self._running():
+            if entry.with_writer:
+                continue
+            earlier = entries.get(entry.job.id)
+            if earlier is not None:
+                # The job lapsed, and came back to this very worker.
+                self._mailbox.put(Lost(earlier))
+            entries[entry.job.id] = entry
         locked = bool(entries) and self._beat(entries)
         connection.execute(presence.beat_worker(self._tables), self._view(len(entries)))
         wait = max(0.0, due - time.monotonic())
@@ -59,6 +67,7 @@ class Heartbeat(HealingThread):
         beaten: list[tuple[ClaimedJob, str | None]] = [
             (entry.job, entry.context.take_progress()) for entry in entries.values()
         ]
+        deadline = time.monotonic() + self._lease
         beat = claims.heartbeat(
             self._link.connection(),
             beaten,
@@ -66,6 +75,8 @@ class Heartbeat(HealingThread):
             lease=self._lease,
             tables=self._tables,
         )
+        for job_id in beat.renewed:
+            entries[job_id].deadline = deadline
         for job_id in beat.cancel_requested:
             entries[job_id].stop("cancel")
         for job_id in beat.lost:

@@ -6,6 +6,7 @@ take every pooled connection cannot starve a heartbeat.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from typing import Any
@@ -88,6 +89,13 @@ class Link:
                 connection.invalidate()
             finally:
                 connection.close()
+
+    def interrupt(self) -> None:
+        """Ask the server to give up the statement that runs, if one does; from any thread."""
+        connection = self._connection
+        if connection is not None and not connection.invalidated:
+            with contextlib.suppress(Exception):
+                connection.connection.driver_connection.cancel()  # type: ignore[union-attr]
 
     def close(self) -> None:
         """Close the connection and its pool."""

@@ -10,16 +10,18 @@ from __future__ import annotations
 import logging
 import time
 
+from sqlalchemy import Connection
+
 from sa_jobs import claims, presence
 from sa_jobs.errors import SaJobsError, WorkerError
 from sa_jobs.handlers import Jobs
 from sa_jobs.outcome import Finished, Released, failed
 from sa_jobs.worker.coroutines import Coroutines
 from sa_jobs.worker.execution import timed_out
-from sa_jobs.worker.faults import Recovery, hopeless
+from sa_jobs.worker.faults import Recovery, first_line, hopeless
 from sa_jobs.worker.links import Link
 from sa_jobs.worker.pace import Pace
-from sa_jobs.worker.records import log_lost, log_outcome
+from sa_jobs.worker.records import log_ended_before, log_lost, log_outcome, log_overdue
 from sa_jobs.worker.running import (
     Committed,
     Ended,
@@ -44,6 +46,8 @@ EXIT_HANDED_BACK = 3
 
 # With nothing to wait for, the loop looks around at least this often.
 _LONGEST_WAIT_SECONDS = 5.0
+# How often to look for claims whose answer was lost, while there may be some.
+_DISOWN_SECONDS = 1.0
 
 
 class ControlLoop:
@@ -89,6 +93,8 @@ class ControlLoop:
         self._rotation = 0
         self._stops = 0
         self._failure: BaseException | None = None
+        self._in_doubt_until = 0.0
+        self._disowned_at = 0.0
 
     def claims(self) -> list[Running]:
         """Return the claims that are held now; safe from any thread."""
@@ -101,26 +107,36 @@ class ControlLoop:
             self._expire()
             try:
                 self._write()
+                # A stop that came meanwhile must be seen before anything is claimed.
+                self._receive(0)
                 idle = self._may_claim() and not self._claim() and not self._running
                 self._recovery.succeeded()
                 if idle and self._until_empty:
                     break
             except Exception as error:
-                self._pace.postpone(self._survive(error))
+                wait = self._survive(error)
+                self._pace.postpone(wait)
+                self._writer.postpone(wait)
         return self._drain()
+
+    @property
+    def in_a_hurry(self) -> bool:
+        """Whether a second stop has come."""
+        return self._stops > 1
 
     def _patience(self) -> float:
         """Return how long the loop may wait for a message."""
-        waits = [_LONGEST_WAIT_SECONDS]
-        if self._free() > 0 or self._writer.pending:
+        waits = [_LONGEST_WAIT_SECONDS, self._next_deadline()]
+        if self._free() > 0:
             waits.append(self._pace.due_in())
-        deadline = self._next_deadline()
-        if deadline is not None:
-            waits.append(max(0.0, deadline - time.monotonic()))
+        writing = self._writer.due_in()
+        if writing is not None:
+            waits.append(writing)
         return min(waits)
 
     def _may_claim(self) -> bool:
-        return not self._stops and self._free() > 0 and self._pace.due_in() == 0.0
+        stopping = self._stops or self._failure is not None
+        return not stopping and self._free() > 0 and self._pace.due_in() == 0.0
 
     def _free(self) -> int:
         return self._room - len(self._running)
@@ -143,18 +159,25 @@ class ControlLoop:
 
     def _claim(self) -> bool:
         """Claim for the free slots, and return whether there was a job."""
-        limit = self._free()
-        found = claims.claim(
-            self._link.connection(),
-            worker=self._worker,
-            queues=self._next_queues(),
-            handlers=self._jobs.names,
-            limit=limit,
-            lease=self._lease,
-            tables=self._jobs.tables,
-        )
+        connection = self._link.connection()
+        self._disown(connection)
+        deadline = time.monotonic() + self._lease
+        try:
+            found = claims.claim(
+                connection,
+                worker=self._worker,
+                queues=self._next_queues(),
+                handlers=self._jobs.names,
+                limit=self._free(),
+                lease=self._lease,
+                tables=self._jobs.tables,
+            )
+        except Exception:
+            # It may have been committed all the same, or be so yet.
+            self._in_doubt_until = time.monotonic() + self._lease
+            raise
         for job in found:
-            running = Running(job, self._jobs[job.handler])
+            running = Running(job, self._jobs[job.handler], deadline)
             self._running[running.serial] = running
             self._slots(running).submit(running)
         if found:
@@ -171,14 +194,24 @@ class ControlLoop:
             )
         return False
 
+    def _disown(self, connection: Connection) -> None:
+        """Give back what a claim took whose answer was lost: nobody runs it."""
+        now = time.monotonic()
+        if self._in_doubt_until < now or self._disowned_at > now - _DISOWN_SECONDS:
+            return
+        known = [running.job.id for running in self._running.values()]
+        given_back = claims.disown(
+            connection, worker=self._worker, known=known, tables=self._jobs.tables
+        )
+        self._disowned_at = now
+        if given_back:
+            logger.warning(
+                "jobs %s were claimed when the connection was lost; they are ready again",
+                ", ".join(map(str, given_back)),
+            )
+
     def _slots(self, running: Running) -> Threads | Coroutines:
         return self._coroutines if running.handler.signature.is_coroutine else self._threads
-
-    def _leave(self, running: Running) -> None:
-        """Free the slot of a handler that was told to stop."""
-        if not running.handler.signature.is_coroutine:
-            # A thread cannot be stopped from outside; it keeps its job until it returns.
-            self._threads.abandon(running)
 
     def _next_queues(self) -> list[str]:
         """Return the queues, each claim beginning with the next one, so that none starves."""
@@ -187,16 +220,22 @@ class ControlLoop:
         return self._queues[start:] + self._queues[:start]
 
     def _write(self) -> None:
-        if not self._writer.pending:
+        if self._writer.due_in() != 0.0:
             return
-        written, lost = self._writer.flush(self._link.connection())
-        for running, outcome in written:
-            self._running.pop(running.serial, None)
+        flushed = self._writer.flush(self._link.connection())
+        for running, outcome in flushed.written:
+            self._forget(running)
             log_outcome(running, outcome)
-        for running in lost:
+        for running, status in flushed.ended:
+            self._forget(running)
+            log_ended_before(running, status)
+        for running in flushed.lost:
             self._lost(running)
         # A slot is free, and where one job was there may be more.
         self._pace.hurry()
+
+    def _forget(self, running: Running) -> None:
+        self._running.pop(running.serial, None)
 
     def _ended(self, running: Running, ending: Ending) -> None:
         if running.serial not in self._running:
@@ -221,9 +260,14 @@ class ControlLoop:
         running.lost = True
         running.stop("lost")
         del self._running[running.serial]
-        if not self._slots(running).withdraw(running):
-            self._leave(running)
+        self._leave(running)
         log_lost(running)
+
+    def _leave(self, running: Running) -> None:
+        """Free the slot of a handler that was told to stop, whatever it does."""
+        slots = self._slots(running)
+        if not slots.withdraw(running):
+            slots.abandon(running)
 
     def _survive(self, error: BaseException) -> float:
         """Return how long to wait after a database error, or raise one that waiting cannot cure."""
@@ -236,37 +280,58 @@ class ControlLoop:
         self._link.drop()
         return self._recovery.failed(error)
 
-    # --- timeouts -------------------------------------------------------------------------------
+    # --- time ----------------------------------------------------------------------------------
 
-    def _next_deadline(self) -> float | None:
+    def _next_deadline(self) -> float:
+        """Return the seconds until a time-out or the end of a lease is to be looked at."""
         now = time.monotonic()
-        return min(
-            (
+        left = _LONGEST_WAIT_SECONDS
+        for running in self._running.values():
+            if running.with_writer:
+                continue
+            if running.stop_reason is None:
+                left = min(left, running.deadline - now)
+            timeout = running.handler.timeout
+            if timeout is not None:
                 # What has not begun yet runs out of its time no sooner than this.
-                (now if running.started_at is None else running.started_at)
-                + running.handler.timeout
-                for running in self._running.values()
-                if running.handler.timeout is not None and not running.with_writer
-            ),
-            default=None,
-        )
+                started_at = now if running.started_at is None else running.started_at
+                left = min(left, started_at + timeout - now)
+        return max(0.0, left)
 
     def _expire(self) -> None:
-        """Book the attempts that ran out of their time as failed; their slots are free again."""
+        """Book attempts that ran out of time as failed, and stop handlers whose lease ran out."""
         now = time.monotonic()
         for running in list(self._running.values()):
             timeout = running.handler.timeout
-            if timeout is None or running.started_at is None or running.with_writer:
+            if running.with_writer:
                 continue
-            if running.started_at + timeout <= now:
+            if (
+                timeout is not None
+                and running.started_at is not None
+                and running.started_at + timeout <= now
+            ):
                 running.stop("timeout")
                 self._leave(running)
                 text = timed_out(running)
                 self._writer.add(running, failed(running.job, text, running.handler.backoff))
-        if self._threads.stuck > self._most_stuck:
+            elif running.deadline <= now and running.stop_reason is None:
+                # Another worker may run it by now. What the handler still returns is written if
+                # the row says that it is ours after all.
+                running.stop("lost")
+                log_overdue(running)
+        self._check_slots()
+
+    def _check_slots(self) -> None:
+        stuck = self._threads.stuck + self._coroutines.stuck
+        if stuck > self._most_stuck:
             self._failure = WorkerError(
-                f"{self._threads.stuck} handlers timed out and still keep their threads: the "
-                "worker hands back its jobs and ends, to be started anew"
+                f"{stuck} handlers were told to stop and still run: the worker hands back its "
+                "jobs and ends, to be started anew"
+            )
+        elif self._coroutines.silent_seconds > self._lease:
+            self._failure = WorkerError(
+                f"the event loop has not answered for {self._lease:g} s, since a coroutine handler "
+                "blocks it: the worker hands back its jobs and ends, to be started anew"
             )
 
     # --- the end --------------------------------------------------------------------------------
@@ -284,32 +349,29 @@ class ControlLoop:
             if left <= 0:
                 break
             self._expire()
-            wait = self._try_to_write()
+            self._try_to_write()
             if self._running:
-                self._receive(min(left, wait, self._patience_in_drain()))
+                writing = self._writer.due_in()
+                waits = [left, 1.0, self._next_deadline()]
+                self._receive(min(waits if writing is None else [*waits, writing]))
         handed_back = self._hand_back()
         if self._failure is not None:
             raise self._failure
         logger.info("stopped")
         return EXIT_HANDED_BACK if handed_back else EXIT_OK
 
-    def _patience_in_drain(self) -> float:
-        deadline = self._next_deadline()
-        return 1.0 if deadline is None else max(0.0, deadline - time.monotonic())
-
     def _withdraw(self) -> None:
         for running in list(self._running.values()):
             if not running.with_writer and self._slots(running).withdraw(running):
                 self._writer.add(running, Released())
 
-    def _try_to_write(self) -> float:
-        """Write what is pending if the database allows; return the seconds until the next try."""
+    def _try_to_write(self) -> None:
+        """Write what is pending, if it is time and the database allows."""
         try:
             self._write()
             self._recovery.succeeded()
-            return _LONGEST_WAIT_SECONDS
         except Exception as error:
-            return self._survive(error)
+            self._writer.postpone(self._survive(error))
 
     def _hand_back(self) -> int:
         """Release the jobs that still run, and return how many."""
@@ -317,13 +379,16 @@ class ControlLoop:
         for running in left:
             running.stop("shutdown")
             self._writer.add(running, Released())
-        if self._writer.pending:
+        self._writer.postpone(0)
+        if self._writer.pending or self._in_doubt_until > time.monotonic():
             try:
                 self._write()
+                self._disowned_at = 0.0
+                self._disown(self._link.connection())
             except Exception as error:
-                logger.warning(
-                    "%d jobs could not be written (%s); their leases run out",
-                    len(self._writer.pending),
-                    error.__class__.__name__,
-                )
+                logger.warning("at the end: %s", first_line(error))
+        if self._writer.pending:
+            logger.warning(
+                "%d jobs could not be written; their leases run out", len(self._writer.pending)
+            )
         return len(left)

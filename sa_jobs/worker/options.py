@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sa_jobs.errors import WorkerError
+from sa_jobs.errors import WorkerError, WorkerOptionError
 from sa_jobs.handlers import Jobs
 from sa_jobs.limits import check_name
 
@@ -27,14 +27,14 @@ def check_queues(queues: Sequence[str] | None, jobs: Jobs) -> list[str]:
     if queues is None:
         return list(dict.fromkeys(handler.queue for handler in jobs))
     if isinstance(queues, str) or not queues:
-        raise WorkerError(f"queues must be a list of at least one queue name, not {queues!r}")
+        raise WorkerOptionError(f"queues must be a list of at least one queue name, not {queues!r}")
     return list(dict.fromkeys(check_name("queue", queue) for queue in queues))
 
 
 def check_count(name: str, number: int, *, least: int) -> int:
     """Return a whole number that is not below `least`."""
     if isinstance(number, bool) or not isinstance(number, int) or number < least:
-        raise WorkerError(f"{name} must be a whole number from {least}, not {number!r}")
+        raise WorkerOptionError(f"{name} must be a whole number from {least}, not {number!r}")
     return number
 
 
@@ -46,17 +46,17 @@ def check_period(name: str, seconds: float, *, may_be_zero: bool = False) -> flo
         or not 0 <= seconds <= LONGEST_SECONDS
         or (seconds == 0 and not may_be_zero)
     ):
-        least = "from 0" if may_be_zero else "more than 0"
-        raise WorkerError(
+        least = "at least 0" if may_be_zero else "more than 0"
+        raise WorkerOptionError(
             f"{name} must be {least} and at most {LONGEST_SECONDS:g} seconds, not {seconds!r}"
         )
     return float(seconds)
 
 
 def check_lease(lease: float, heartbeat: float) -> None:
-    """Raise WorkerError if one late heartbeat would lose a lease."""
+    """Raise WorkerOptionError if one late heartbeat would lose a lease."""
     if heartbeat > lease / 3:
-        raise WorkerError(
+        raise WorkerOptionError(
             f"heartbeat ({heartbeat:g} s) must be at most a third of lease ({lease:g} s), so that "
             "one missed beat does not lose a job"
         )

@@ -13,6 +13,8 @@ from sa_jobs.worker.running import Running
 logger = logging.getLogger("sa_jobs.worker")
 
 _LONGEST_ERROR = 200
+# SQLAlchemy ends its messages with a link.
+_BACKGROUND = "(Background on this error at"
 
 
 def log_outcome(running: Running, outcome: Outcome) -> None:
@@ -32,6 +34,16 @@ def log_outcome(running: Running, outcome: Outcome) -> None:
         end = f"failed, again in {outcome.delay:.3g} s: {_last_line(outcome.error)}"
     seconds = 0.0 if running.started_at is None else time.monotonic() - running.started_at
     _log(level, running, f"{end} ({seconds:.3f} s)")
+
+
+def log_ended_before(running: Running, status: str) -> None:
+    """Log that a claim had been ended already, by its handler or a write whose answer was lost."""
+    _log(logging.INFO, running, f"is {status}: that was written before")
+
+
+def log_overdue(running: Running) -> None:
+    """Log that a lease ran out before a heartbeat could be confirmed."""
+    _log(logging.WARNING, running, "could not renew its lease in time; its handler is told to stop")
 
 
 def log_lost(running: Running) -> None:
@@ -73,4 +85,5 @@ def _log(level: int, running: Running, what: str) -> None:
 
 
 def _last_line(error: str) -> str:
-    return error.strip().rpartition("\n")[2][:_LONGEST_ERROR]
+    lines = [line for line in error.strip().splitlines() if not line.startswith(_BACKGROUND)]
+    return lines[-1][:_LONGEST_ERROR] if lines else ""

@@ -20,12 +20,13 @@ _serial = itertools.count()
 class Running:
     """One claim of a job, from dispatch until its outcome is written.
 
-    Written by the control loop, except `started_at` (the slot that runs it), `lost` and
-    `stop_reason` (also the heartbeat).
+    Written by the control loop, except `started_at` and `task` (the slot that runs it), `deadline`
+    and `stop_reason` (also the heartbeat).
     """
 
     __slots__ = (
         "context",
+        "deadline",
         "handler",
         "job",
         "lost",
@@ -36,13 +37,14 @@ class Running:
         "with_writer",
     )
 
-    def __init__(self, job: ClaimedJob, handler: Handler) -> None:
+    def __init__(self, job: ClaimedJob, handler: Handler, deadline: float) -> None:
         self.job = job
         self.handler = handler
         self.context = JobContext(job)
         # A lapsed job can come back to this very worker: its id is no key.
         self.serial = next(_serial)
-        # Monotonic seconds.
+        # Monotonic seconds; the deadline is the lease's, counted from before it was asked for.
+        self.deadline = deadline
         self.started_at: float | None = None
         self.stop_reason: StopReason | None = None
         self.lost = False

@@ -1,7 +1,7 @@
 """The session of a transactional handler: its commit is the job's finish.
 
-Each job gets a session of its own, which connects at first use and refuses `commit()` and
-`close()`. After the handler the guarded finish is written through it as the last statement: if that
+Each job gets a session of its own, which connects at first use and refuses to be committed or
+closed. After the handler the guarded finish is written through it as the last statement: if that
 changes the row, everything commits together; if the job is no longer ours, everything rolls back.
 """
 
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import event
+from sqlalchemy import Connection, event
 from sqlalchemy.orm import Session
 
 from sa_jobs import claims
 from sa_jobs.claims import Settled
 from sa_jobs.connections import connection_of
 from sa_jobs.context import ClaimedJob
-from sa_jobs.errors import TransactionError
+from sa_jobs.errors import TransactionError, WorkerError
 from sa_jobs.models import Tables
 from sa_jobs.outcome import Finished
 
@@ -26,6 +26,7 @@ _WAY_OUT = (
     "part that may roll back alone use session.begin_nested(), for one that must be committed at "
     "once open a session of your own"
 )
+_REFUSED = ("commit", "close", "reset", "invalidate")
 
 
 def guard(session: Session) -> None:
@@ -37,23 +38,26 @@ def guard(session: Session) -> None:
 
         return refused
 
-    for method in ("commit", "close", "reset", "invalidate"):
+    for method in _REFUSED:
         setattr(session, method, refuse(method))
-    # Also for the ways around: `with session.begin()`, or the transaction's own commit().
-    event.listen(session, "before_commit", _refuse_commit)
-
-
-def _refuse_commit(session: Session) -> None:
-    if not session.in_nested_transaction():
-        raise TransactionError(f"the job's session was committed by its handler: {_WAY_OUT}")
+    # Also for the ways around: `with session.begin()`, session.connection().commit(), ...
+    event.listen(session, "before_commit", _refuse_session_commit)
+    event.listen(session, "after_begin", _guard_connection)
 
 
 def unguard(session: Session) -> None:
     """Make the session an ordinary one again."""
-    for method in ("commit", "close", "reset", "invalidate"):
+    for method in _REFUSED:
         session.__dict__.pop(method, None)
-    if event.contains(session, "before_commit", _refuse_commit):
-        event.remove(session, "before_commit", _refuse_commit)
+    for name, listener in (
+        ("before_commit", _refuse_session_commit),
+        ("after_begin", _guard_connection),
+    ):
+        if event.contains(session, name, listener):
+            event.remove(session, name, listener)
+    connection = session.info.pop(_GUARDED, None)
+    if connection is not None and event.contains(connection, "commit", _refuse_commit):
+        event.remove(connection, "commit", _refuse_commit)
 
 
 def finish(
@@ -63,8 +67,9 @@ def finish(
 
     The caller commits, or rolls back where it was not.
     """
-    connection = connection_of(session, tables)
-    return bool(claims.settle(connection, [Settled(job, outcome)], worker=worker, tables=tables))
+    return claims.finish_in_transaction(
+        connection_of(session, tables), Settled(job, outcome), worker=worker, tables=tables
+    )
 
 
 def abandon(session: Session) -> None:
@@ -76,3 +81,41 @@ def abandon(session: Session) -> None:
     except Exception:
         # The connection is lost or confused: it must not go back to the pool.
         session.invalidate()
+
+
+def check_isolation(session: Session, tables: Tables) -> None:
+    """Raise WorkerError unless handlers' sessions are READ COMMITTED; the session is closed.
+
+    Under a stricter level the finish would fail for each job that outlives a heartbeat, which
+    renews the lease in the same row; in autocommit the effects would not wait for the finish.
+    """
+    try:
+        connection = connection_of(session, tables)
+        autocommit = getattr(connection.connection.dbapi_connection, "autocommit", False)
+        level = "AUTOCOMMIT" if autocommit is True else connection.get_isolation_level()
+    finally:
+        session.close()
+    if level != "READ COMMITTED":
+        raise WorkerError(
+            f"the sessions of handlers are at {level}, and must be READ COMMITTED: pass "
+            "Worker(session_factory=sessionmaker(engine.execution_options("
+            'isolation_level="READ COMMITTED"))), or async_session_factory= for coroutines'
+        )
+
+
+_GUARDED = "sa_jobs_guarded_connection"
+
+
+def _guard_connection(session: Session, transaction: Any, connection: Connection) -> None:
+    if session.info.get(_GUARDED) is not connection:
+        session.info[_GUARDED] = connection
+        event.listen(connection, "commit", _refuse_commit)
+
+
+def _refuse_session_commit(session: Session) -> None:
+    if not session.in_nested_transaction():
+        _refuse_commit(session)
+
+
+def _refuse_commit(_: Any) -> None:
+    raise TransactionError(f"the job's session was committed by its handler: {_WAY_OUT}")

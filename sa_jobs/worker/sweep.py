@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from sa_jobs import claims, presence
 from sa_jobs.claims import RECLAIM_BATCH
@@ -10,17 +11,28 @@ from sa_jobs.models import Tables
 from sa_jobs.worker.healing import HealingThread
 from sa_jobs.worker.links import Link
 from sa_jobs.worker.records import log_reclaimed
-from sa_jobs.worker.running import Mailbox, Woken
+from sa_jobs.worker.running import Mailbox, Running, Woken
 
 # How long the row of a worker that died stays in the operators' view.
 FORGET_SECONDS = 3600.0
 
 
 class Sweep(HealingThread):
-    """Sweeps at once, then about every `period` seconds."""
+    """Sweeps at once, then about every `period` seconds; `running` gives the worker's claims."""
 
-    def __init__(self, link: Link, mailbox: Mailbox, *, period: float, tables: Tables) -> None:
+    def __init__(
+        self,
+        link: Link,
+        mailbox: Mailbox,
+        running: Callable[[], list[Running]],
+        *,
+        worker: str,
+        period: float,
+        tables: Tables,
+    ) -> None:
         super().__init__("sweep", link, mailbox, longest_wait=period)
+        self._running = running
+        self._worker = worker
         self._period = period
         self._tables = tables
 
@@ -29,7 +41,12 @@ class Sweep(HealingThread):
         while not self._ended.is_set():
             connection = self._link.connection()
             with connection.begin():
-                taken = claims.sweep(connection, tables=self._tables)
+                taken = claims.sweep(
+                    connection,
+                    worker=self._worker,
+                    held=[running.job.id for running in self._running()],
+                    tables=self._tables,
+                )
                 connection.execute(
                     presence.forget_workers(self._tables), {"id": "", "seconds": FORGET_SECONDS}
                 )

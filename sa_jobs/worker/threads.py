@@ -3,53 +3,54 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
-from queue import SimpleQueue
 
 from sa_jobs.worker.running import Running
 
 
 class Threads:
-    """Runs claims on at most `limit` threads of its own, in the order in which they are given.
+    """Runs claims on at most `limit` threads, in the order in which they are given.
 
     A thread whose handler is stuck can be abandoned: another takes its place, and it ends when its
-    handler does. All methods are for the control loop alone.
+    handler does.
     """
 
     def __init__(self, run: Callable[[Running], None], limit: int) -> None:
         self._run = run
         self._limit = limit
+        self._changed = threading.Condition()
+        # All of these only under the lock.
+        self._waiting: deque[Running] = deque()
+        self._busy: set[int] = set()
+        self._stuck: set[int] = set()
         self._threads = 0
-        self._queue: SimpleQueue[Running | None] = SimpleQueue()
-        # By serial number. Popping one, which is atomic, decides between a thread and the loop:
-        # who may run a claim that waits, and whether a thread that ends was abandoned before.
-        self._waiting: dict[int, Running] = {}
-        self._busy: dict[int, Running] = {}
-        self._stuck: dict[int, Running] = {}
+        self._started = 0
+        self._closed = False
 
     def submit(self, running: Running) -> None:
         """Give a claim to a thread."""
-        self._waiting[running.serial] = running
-        # A thread that has just ended its claim may still count as busy: one too many at worst.
-        busy = len(self._waiting) + len(self._busy)
-        if self._threads < min(self._limit, busy):
-            self._threads += 1
-            threading.Thread(
-                target=self._work, name=f"sa-jobs-handler-{self._threads}", daemon=True
-            ).start()
-        self._queue.put(running)
+        with self._changed:
+            self._waiting.append(running)
+            self._start_threads()
+            self._changed.notify()
 
     def withdraw(self, running: Running) -> bool:
         """Take back a claim that no thread has begun; return whether that was so."""
-        return self._waiting.pop(running.serial, None) is not None
+        with self._changed:
+            if running in self._waiting:
+                self._waiting.remove(running)
+                return True
+            return False
 
     def abandon(self, running: Running) -> None:
         """Let another thread take the place of the one that this claim's handler keeps."""
-        self._stuck[running.serial] = running
-        if self._busy.pop(running.serial, None) is None:
-            del self._stuck[running.serial]
-        else:
-            self._threads -= 1
+        with self._changed:
+            if running.serial in self._busy:
+                self._busy.remove(running.serial)
+                self._stuck.add(running.serial)
+                self._threads -= 1
+                self._start_threads()
 
     @property
     def stuck(self) -> int:
@@ -58,20 +59,35 @@ class Threads:
 
     def close(self) -> None:
         """Let the threads end as soon as they are idle."""
-        for _ in range(self._threads):
-            self._queue.put(None)
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _start_threads(self) -> None:
+        while self._threads < min(self._limit, len(self._busy) + len(self._waiting)):
+            self._threads += 1
+            self._started += 1
+            threading.Thread(
+                target=self._work, name=f"sa-jobs-handler-{self._started}", daemon=True
+            ).start()
 
     def _work(self) -> None:
-        while True:
-            running = self._queue.get()
-            if running is None:
-                return
-            if self._waiting.pop(running.serial, None) is None:
-                continue
-            self._busy[running.serial] = running
+        while (running := self._next()) is not None:
             self._run(running)
-            if self._busy.pop(running.serial, None) is None:
-                self._stuck.pop(running.serial, None)
-                return
+            with self._changed:
+                if running.serial in self._stuck:
+                    self._stuck.remove(running.serial)
+                    return
+                self._busy.remove(running.serial)
             # Nothing of a finished job may be kept alive by an idle thread.
             del running
+
+    def _next(self) -> Running | None:
+        with self._changed:
+            while not self._waiting:
+                if self._closed:
+                    return None
+                self._changed.wait()
+            running = self._waiting.popleft()
+            self._busy.add(running.serial)
+            return running

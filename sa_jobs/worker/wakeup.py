@@ -6,7 +6,7 @@ A hint only. Polling stays correct without it, and finds what a lost notificatio
 from __future__ import annotations
 
 import hashlib
-import select
+import selectors
 import socket
 from typing import Any
 
@@ -44,18 +44,26 @@ class Wakeup(HealingThread):
     def step(self) -> float:
         """Listen until the connection is lost or the end."""
         connection = self._link.connection()
+        driver: Any = connection.connection.driver_connection
+        # Notifications that come with the answer to a statement go to handlers alone.
+        driver.add_notify_handler(lambda notify: self._heard(notify.payload))
         presence.listen(connection, self._tables)
         self.works()
         # What was enqueued before this LISTEN has sent its notification to nobody.
         self._mailbox.put(Woken())
-        driver: Any = connection.connection.driver_connection
-        while not self._ended.is_set():
-            readable, _, _ = select.select(
-                [driver.fileno(), self._interrupted], [], [], PROBE_SECONDS
-            )
-            if not readable:
-                presence.probe(connection)
-            # Also after a probe: what came with its answer waits in the driver.
-            if any(notify.payload in self._hashes for notify in driver.notifies(timeout=0)):
-                self._mailbox.put(Woken())
+        # Not select(), which takes no descriptor above 1023.
+        with selectors.DefaultSelector() as selector:
+            selector.register(driver.fileno(), selectors.EVENT_READ)
+            selector.register(self._interrupted, selectors.EVENT_READ)
+            while not self._ended.is_set():
+                if not selector.select(PROBE_SECONDS):
+                    presence.probe(connection)
+                    continue
+                driver.pgconn.consume_input()
+                while (notify := driver.pgconn.notifies()) is not None:
+                    self._heard(notify.extra.decode())
         return 0.0
+
+    def _heard(self, queue_hash: str) -> None:
+        if queue_hash in self._hashes:
+            self._mailbox.put(Woken())

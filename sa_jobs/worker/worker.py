@@ -7,6 +7,7 @@ import logging
 import os
 import secrets
 import socket
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,6 +46,9 @@ DEFAULT_HEARTBEAT_SECONDS = 10.0
 DEFAULT_POLL_SECONDS = 1.0
 DEFAULT_SWEEP_SECONDS = 10.0
 DEFAULT_GRACE_SECONDS = 30.0
+
+# How long a statement may take after the second stop.
+_PATIENCE_SECONDS = 1.0
 
 
 class Worker:
@@ -100,10 +104,18 @@ class Worker:
         self._tables = jobs.tables
         self._control = links.control_engine(engine if control_engine is None else control_engine)
         self._factories = Factories(
-            engine, jobs, self._control, session_factory, async_session_factory
+            engine,
+            jobs,
+            self._control,
+            session_factory,
+            async_session_factory,
+            concurrency=self.concurrency,
         )
         self._mailbox = Mailbox()
         self._began = False
+        self._stops = 0
+        self._ended = threading.Event()
+        self._control_link = Link(self._control, "sa-jobs claim")
 
     def stop(self) -> None:
         """Ask the worker to drain; a second call asks it to end at once. Returns immediately.
@@ -111,6 +123,11 @@ class Worker:
         Safe from any thread and from a signal handler.
         """
         self._mailbox.put(Stop())
+        self._stops += 1
+        if self._stops == 2:
+            threading.Thread(
+                target=self._interrupt_statements, name="sa-jobs-hurry", daemon=True
+            ).start()
 
     def run(self) -> int:
         """Work until `stop()`, and return the exit code: 0, or 3 if running jobs were handed back.
@@ -130,12 +147,13 @@ class Worker:
         if self._began:
             raise WorkerError("a Worker runs once: make another one")
         self._began = True
-        link = Link(self._control, "sa-jobs claim")
+        link = self._control_link
         try:
             if not self._schema_is_usable(link):
                 return EXIT_OK  # It was stopped while it waited for the database.
             return self._work(link, until_empty=until_empty)
         finally:
+            self._ended.set()
             link.close()
             self._control.dispose()
             self._factories.close()
@@ -174,7 +192,7 @@ class Worker:
             async_session_factory=self._factories.asynchronous,
         )
         threads = Threads(execution.run, self.concurrency)
-        coroutines = Coroutines(execution.run_async, self.concurrency)
+        coroutines = Coroutines(execution.run_async, execution.stopped, self.concurrency)
         loop = ControlLoop(
             worker=self.id,
             jobs=self.jobs,
@@ -190,6 +208,15 @@ class Worker:
             grace=self.grace,
             until_empty=until_empty,
         )
+        try:
+            self._factories.check(self._tables, coroutines)
+            return self._serve(loop, link, listen=listen)
+        finally:
+            threads.close()
+            coroutines.close(self._factories.close_async, at_once=loop.in_a_hurry)
+
+    def _serve(self, loop: ControlLoop, link: Link, *, listen: bool) -> int:
+        """Run the loop with the threads that keep its leases, sweep, and listen."""
         heartbeat = Heartbeat(
             self._link("heartbeat"),
             self._mailbox,
@@ -203,6 +230,8 @@ class Worker:
         sweep = Sweep(
             self._link("sweep", transactional=True),
             self._mailbox,
+            loop.claims,
+            worker=self.id,
             period=self.sweep,
             tables=self._tables,
         )
@@ -223,11 +252,14 @@ class Worker:
         finally:
             sweep.end()
             wakeup.end()
-            threads.close()
-            coroutines.close(self._factories.close_async)
             # Last, so that what drains keeps its leases.
             heartbeat.end()
             self._forget(link)
+
+    def _interrupt_statements(self) -> None:
+        # The loop may wait for a statement, as behind a lock on the whole table.
+        while not self._ended.wait(_PATIENCE_SECONDS):
+            self._control_link.interrupt()
 
     def _link(self, role: str, *, transactional: bool = False) -> Link:
         return Link(self._control, f"sa-jobs {role}", transactional=transactional)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
@@ -18,6 +19,18 @@ from sa_jobs.worker.running import Running
 
 logger = logging.getLogger("sa_jobs.worker")
 
+# How soon a row that somebody has locked is tried again.
+LOCKED_SECONDS = 0.2
+
+
+@dataclass
+class Flushed:
+    """What became of outcomes: written, ended before (with the status), or no longer ours."""
+
+    written: list[tuple[Running, Outcome]]
+    ended: list[tuple[Running, str]]
+    lost: list[Running]
+
 
 @dataclass
 class Writer:
@@ -26,35 +39,52 @@ class Writer:
     worker: str
     tables: Tables
     pending: list[tuple[Running, Outcome]] = field(default_factory=list)
+    _not_before: float = 0.0
 
     def add(self, running: Running, outcome: Outcome) -> None:
         """Take over an outcome; the heartbeat leaves its claim alone from now on."""
         running.with_writer = True
         self.pending.append((running, outcome))
+        self._not_before = 0.0
 
     def discard(self, running: Running) -> None:
         """Drop the outcome of a claim that turned out to be ended already."""
         self.pending = [entry for entry in self.pending if entry[0] is not running]
 
-    def flush(self, connection: Connection) -> tuple[list[tuple[Running, Outcome]], list[Running]]:
-        """Write everything that is pending; return what was written, and the claims that were lost.
+    def postpone(self, seconds: float) -> None:
+        """Leave what is pending for later."""
+        self._not_before = time.monotonic() + seconds
 
-        On a transient error everything stays pending: the leases live, and a row that was written
-        though its answer was lost is recognised at the next try.
+    def due_in(self) -> float | None:
+        """Return the seconds until what is pending should be written, None if nothing is."""
+        return max(0.0, self._not_before - time.monotonic()) if self.pending else None
+
+    def flush(self, connection: Connection) -> Flushed:
+        """Write what is pending, and return what became of it.
+
+        Rows that somebody else has locked stay pending for a while. On a transient error everything
+        does: the leases live, and what was written though its answer was lost is recognised at the
+        next try.
         """
         batch = self.pending
         landed = self._settle(connection, batch)
-        missing = [Settled(entry.job, outcome) for entry, outcome in batch if entry not in landed]
-        if missing:
-            before = claims.landed_before(
-                connection, missing, worker=self.worker, tables=self.tables
-            )
-            landed.update(entry for entry, _ in batch if entry.job.id in before)
+        missing = [entry.job for entry, _ in batch if entry not in landed]
+        now = claims.standing(connection, missing, worker=self.worker, tables=self.tables)
+        flushed = Flushed([], [], [])
         self.pending = []
-        return (
-            [(entry, outcome) for entry, outcome in batch if entry in landed],
-            [entry for entry, _ in batch if entry not in landed],
-        )
+        for entry, outcome in batch:
+            state = now.get(entry.job.id)
+            if entry in landed:
+                flushed.written.append((entry, outcome))
+            elif state == "held":
+                self.pending.append((entry, outcome))
+            elif state is not None:
+                flushed.ended.append((entry, state))
+            else:
+                flushed.lost.append(entry)
+        if self.pending:
+            self.postpone(LOCKED_SECONDS)
+        return flushed
 
     def _settle(self, connection: Connection, batch: list[tuple[Running, Outcome]]) -> set[Running]:
         try:

@@ -15,7 +15,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 from sa_jobs import enqueue, enqueue_many
-from tests.support.commands import ROOT, environment, sa_jobs
+from tests.support.commands import ROOT, Ended, environment, in_shell, sa_jobs
 from tests.support.looking import status, unfinished
 from tests.support.waiting import wait_until
 from tests.support.workers import WorkerProcess
@@ -128,19 +128,135 @@ def test_a_reader_that_goes_away_is_no_error(database_url: str, engine: Engine) 
                 " SELECT 'default', repeat('x', 200) FROM generate_series(1, 2000)"
             )
         )
-    command = f"'{sys.executable}' -m sa_jobs list --limit 2000 | head -1"
-    ended = subprocess.run(
-        command,
-        shell=True,
-        cwd=ROOT,
-        env=environment(database_url),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ended = in_shell("sa_jobs list --limit 2000 | head -1", url=database_url)
 
-    assert ended.stdout.lstrip().startswith("id ")
-    assert ended.stderr == ""
+    assert ended.out.lstrip().startswith("id ")
+    assert ended.error == ""
+
+
+# --- streams and surroundings -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        ("list >&-", 1, "cannot write to standard output (it is closed)"),
+        ("list >/dev/full", 1, "cannot write to standard output (No space left on device)"),
+        ("list --json >/dev/full", 1, "cannot write to standard output (No space left on device)"),
+        ("list 1</dev/null", 1, "cannot write to standard output (Bad file descriptor)"),
+        ("status >&- <&-", 1, "cannot write to standard output (it is closed)"),
+        (
+            "status --json >/dev/full",
+            1,
+            "cannot write to standard output (No space left on device)",
+        ),
+        ("db check >/dev/full", 1, "cannot write to standard output (No space left on device)"),
+        ("demo >&-", 1, "cannot write to standard output (it is closed)"),
+        ("--help >/dev/full", 1, "No space left on device"),
+        ("enqueue h --payload - <&-", 2, "standard input is closed"),
+        ("lst >&-", 2, "No such command 'lst'"),
+    ],
+)
+def test_a_stream_that_cannot_be_used_is_one_line(
+    database_url: str, line: str, code: int, says: str
+) -> None:
+    ended = in_shell(f"sa_jobs {line}", url=database_url)
+
+    assert (ended.code, ended.out) == (code, "")
+    assert says in ended.one_line()
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("list <&- 2>&-", 0),
+        ("list 2>/dev/full", 0),
+        ("list >/dev/full 2>/dev/full", 1),
+        ("status <&- >&- 2>&-", 1),
+        ("lst 2>&-", 2),
+        ("lst 2>/dev/full", 2),
+        ("worker x:y <&- >&- 2>&-", 2),
+    ],
+)
+def test_without_a_standard_error_the_exit_code_tells(
+    database_url: str, line: str, code: int
+) -> None:
+    ended = in_shell(f"sa_jobs {line}", url=database_url)
+
+    assert (ended.code, ended.error) == (code, "")
+
+
+def test_nothing_is_changed_where_the_output_is_closed_and_told_where_it_fails(
+    database_url: str, engine: Engine
+) -> None:
+    def jobs() -> int:
+        with engine.connect() as connection:
+            count: int = connection.execute(text("SELECT count(*) FROM sa_jobs")).scalar_one()
+            return count
+
+    closed = in_shell("sa_jobs enqueue h >&-", url=database_url)
+    assert (closed.code, jobs()) == (1, 0)
+
+    full = in_shell("sa_jobs enqueue h >/dev/full", url=database_url)
+    assert (full.code, jobs()) == (1, 1)
+    assert full.one_line().endswith("(No space left on device): job 1 was added")
+
+    again = in_shell("sa_jobs cancel 1 2 >/dev/full", url=database_url)
+    assert again.code == 1
+    assert again.one_line().endswith(": 1: cancelled; no job after it was looked at")
+
+
+def test_a_worker_works_without_any_standard_stream(app_database: str, engine: Engine) -> None:
+    with Session(engine) as session, session.begin():
+        job_id = enqueue(session, "quick").id
+    command = f"'{sys.executable}' -m sa_jobs worker tests.acceptance.app:jobs"
+    worker = subprocess.Popen(
+        ["sh", "-c", f"exec {command} <&- >&- 2>&-"],
+        cwd=ROOT,
+        env=environment(app_database),
+    )
+    try:
+        wait_until(lambda: status(engine, job_id) == "done", "the job is done")
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(20) == 0
+    finally:
+        worker.kill()
+        worker.wait()
+
+
+def test_a_current_directory_that_is_gone_is_one_line(database_url: str, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    line = f"mkdir '{gone}'; cd '{gone}'; rmdir '{gone}'; sa_jobs"
+
+    ended = in_shell(f"{line} worker tests.acceptance.app:jobs", url=database_url)
+    assert (ended.code, ended.out) == (1, "")
+    assert "cannot look for tests.acceptance.app in the current directory" in ended.one_line()
+    assert in_shell(f"{line} list", url=database_url) == Ended(0, "no jobs\n", "")
+
+
+@pytest.mark.parametrize(
+    ("variables", "seen"),
+    [
+        ({"LC_ALL": "C"}, "é🚀"),
+        ({"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}, "\\xe9\\U0001f680"),
+        ({"PYTHONIOENCODING": "ascii:strict"}, "\\xe9\\U0001f680"),
+        ({"PGCLIENTENCODING": "SQL_ASCII"}, "é🚀"),
+    ],
+)
+def test_any_locale_and_encoding_will_do(
+    database_url: str, engine: Engine, variables: dict[str, str], seen: str
+) -> None:
+    with Session(engine) as session, session.begin():
+        enqueue(session, "é🚀", queue="é🚀\u202e")
+
+    for arguments in (["list"], ["status"], ["show", "1"]):
+        ended = sa_jobs(*arguments, url=database_url, variables=variables)
+        assert (ended.code, ended.error) == (0, "")
+        assert f"{seen}\\u202e" in ended.out
+    line = "sa_jobs list --queue \"$(printf '\\377\\033')\""
+    ended = in_shell(line, url=database_url, variables=variables)
+    assert ended.code == 2
+    assert "queue contains a lone surrogate" in ended.one_line()
 
 
 # --- the worker's process -----------------------------------------------------------------------
@@ -153,6 +269,10 @@ def test_a_reader_that_goes_away_is_no_error(database_url: str, engine: Engine) 
         ("shop:jobs", 2, "there is no module 'shop' in "),
         ("app:job", 2, "app has no 'job' (did you mean jobs?)"),
         ("app:number", 2, "app:number is an int, not a Jobs"),
+        ("..:x", 2, "'..:x' must be MODULE:ATTR"),
+        (".app:jobs", 2, "'.app:jobs' must be MODULE:ATTR"),
+        ("app:jobs.", 2, "'app:jobs.' must be MODULE:ATTR"),
+        ("leaves:jobs", 1, "importing leaves failed: SystemExit: 0"),
         ("app:jobs", 1, "the registry has no handlers"),
         ("needs:jobs", 1, "needs imports the module 'not_there', which is not installed"),
     ],
@@ -162,20 +282,36 @@ def test_an_application_that_cannot_be_loaded_is_one_line(
 ) -> None:
     (tmp_path / "app.py").write_text("from sa_jobs import Jobs\njobs = Jobs()\nnumber = 1\n")
     (tmp_path / "needs.py").write_text("import not_there\n")
+    (tmp_path / "leaves.py").write_text("raise SystemExit(0)\n")
 
     ended = sa_jobs("worker", target, url="postgresql://127.0.0.1:1/app", directory=tmp_path)
 
     assert (ended.code, ended.out) == (code, "")
+    # Where the application's own code fails, its lines come first.
+    assert says in (ended.error.splitlines()[-1] if target == "leaves:jobs" else ended.one_line())
+    assert "Traceback" not in ended.error
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            ["--lease=10", "--heartbeat=9"],
+            "heartbeat (9 s) must be at most a third of lease (10 s)",
+        ),
+        (["--lease=0"], "lease must be more than 0"),
+        (["--heartbeat=20"], "heartbeat (20 s) must be at most a third of lease (30 s)"),
+        (["--poll=0"], "poll must be more than 0"),
+        (["--grace=1e9"], "grace must be at least 0 and at most 86400 seconds"),
+        (["--queue="], "queue must not be empty"),
+        (["--concurrency=100001"], "100001 is not in the range 1<=x<=100000"),
+    ],
+)
+def test_settings_that_cannot_work_are_wrong_usage(options: list[str], says: str) -> None:
+    ended = sa_jobs("worker", "tests.acceptance.app:jobs", *options, url="postgresql://h:1/app")
+
+    assert (ended.code, ended.out) == (2, "")
     assert says in ended.one_line()
-
-
-def test_settings_that_cannot_work_are_one_line(database_url: str) -> None:
-    ended = sa_jobs(
-        "worker", "tests.acceptance.app:jobs", "--lease=10", "--heartbeat=9", url=database_url
-    )
-
-    assert ended.code != 0
-    assert "heartbeat (9 s) must be at most a third of lease (10 s)" in ended.one_line()
 
 
 def test_the_log_has_a_clean_line_for_each_record_and_never_a_payload(

@@ -242,13 +242,27 @@ def test_the_claim_number_rises_with_each_claim_and_never_falls(connection: Conn
     assert seen == [1, 2, 3]
 
 
-@pytest.mark.parametrize("value", ["infinity", "-infinity", "0044-03-15 BC"])
-def test_a_time_that_python_cannot_show_stops_no_claim(connection: Connection, value: str) -> None:
+@pytest.mark.parametrize("name", ["run_at", "scheduled_for", "created_at"])
+@pytest.mark.parametrize(
+    "moment",
+    ["-infinity", "infinity", "4713-01-01 00:00+00 BC", "294276-12-31 00:00+00", "9999-12-31"],
+)
+def test_a_time_that_no_datetime_can_hold_stops_no_claim(
+    connection: Connection, name: str, moment: str
+) -> None:
     """Only plain SQL can write one; such a job must not keep its queue from being served."""
-    other = add(connection)
+    bad, good = add(connection), add(connection)
     connection.execute(
-        text("INSERT INTO sa_jobs (queue, handler, run_at) VALUES ('default', 'send', :at)"),
-        {"at": value},
+        text(f"UPDATE sa_jobs SET {name} = CAST(:moment AS timestamptz) WHERE id = {bad}"),
+        {"moment": moment},
     )
     connection.commit()
-    assert other in [one.id for one in claim(connection, 5)]
+    due = name != "run_at" or moment.startswith("-") or moment.endswith("BC")
+    for zone in ("UTC", "Pacific/Kiritimati", "Pacific/Pago_Pago"):
+        connection.execute(text(f"SET TIME ZONE '{zone}'"))
+        change_all(connection, status="ready", locked_by=None, leased_until=None)
+        claimed = {one.id: one for one in claim(connection, 5)}
+        assert claimed.keys() == ({good, bad} if due else {good})
+        assert claimed[good].scheduled_for is None
+        if due:
+            assert getattr(claimed[bad], name).year in (1, 9999)

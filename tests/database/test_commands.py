@@ -12,8 +12,10 @@ from uuid import uuid4
 
 import pytest
 from sqlalchemy import Connection, Engine, NullPool, create_engine, func, insert, make_url, text
+from sqlalchemy.exc import NotSupportedError
 
 from sa_jobs.cli import main
+from sa_jobs.cli.jobs import MAX_READ_BYTES
 from sa_jobs.models import DEFAULT_TABLES
 from tests.support.commands import Ended
 from tests.support.jobs import add, all_jobs, change, job
@@ -86,7 +88,7 @@ def test_enqueue_has_the_librarys_defaults(cli: Cli, connection: Connection) -> 
 def test_enqueue_takes_a_delay_and_a_payload_from_standard_input(
     cli: Cli, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stdin", io.StringIO('{"a": 1}'))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"a": 1}')))
 
     assert cli("enqueue", "send", "--payload", "-", "--delay", "90.5").code == 0
 
@@ -109,7 +111,11 @@ def test_a_key_that_is_taken_prints_the_existing_id_and_says_so(cli: Cli) -> Non
         (["send", "--payload", '{"a": NaN}'], "payload['a'] is nan"),
         (["send", "--payload", r'{"a": "\u0000"}'], "payload['a'] contains a NUL"),
         (["send", "--payload", r'{"a": "\ud800"}'], "payload['a'] contains a lone surrogate"),
+        (["send", "--payload", '{"a": 1, "a": 2}'], "an object has the key 'a' twice"),
+        (["send", "--payload", '{"a": [{"b": {}, "b": {}}]}'], "an object has the key 'b' twice"),
+        (["send", "--payload", r'{"a": 1, "\u0061": 1}'], "an object has the key 'a' twice"),
         ([""], "handler must not be empty"),
+        (["\udcff"], "handler contains a lone surrogate"),
         (["a\x1b]0;x\x07"], "handler must not contain control characters"),
         (["send", "--queue", "q" * 201], "queue"),
         (["send", "--idempotency-key", ""], "idempotency_key must not be empty"),
@@ -124,6 +130,80 @@ def test_what_the_queue_cannot_hold_is_one_line_and_code_2(
     assert says in ended.one_line()
     assert "\x1b" not in ended.error
     assert all_jobs(connection) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (b"\xff", "standard input is not UTF-8 (byte 1)"),
+        (b'{"a": "\xe9"}', "standard input is not UTF-8 (byte 8)"),
+        (b"", "not JSON"),
+        (b'{"a": 1, "a": 2}', "an object has the key 'a' twice"),
+        (b" " * (MAX_READ_BYTES + 1), "standard input holds more than 16000000 bytes"),
+        (None, "standard input is closed"),
+    ],
+    ids=["binary", "latin1", "nothing", "twice", "endless", "closed"],
+)
+def test_a_standard_input_that_is_no_payload_is_one_line_and_code_2(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, given: bytes | None, says: str
+) -> None:
+    stream = None if given is None else io.TextIOWrapper(io.BytesIO(given), "ascii")
+    monkeypatch.setattr(sys, "stdin", stream)
+
+    ended = cli("enqueue", "send", "--payload", "-")
+
+    assert (ended.code, ended.out) == (2, "")
+    assert says in ended.one_line()
+
+
+def test_a_payload_from_standard_input_is_utf8_whatever_the_locale(
+    cli: Cli, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = '\ufeff{"é": "🚀"}'.encode()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given), "ascii"))
+
+    assert cli("enqueue", "send", "--payload", "-").code == 0
+    (added,) = all_jobs(connection)
+    assert added.payload == {"é": "🚀"}
+
+
+CHECK = "ALTER TABLE sa_jobs ADD CHECK (payload->>'pin' IS NULL)"
+TRIGGER = """
+    CREATE FUNCTION guard() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        RAISE EXCEPTION 'not today' USING DETAIL = NEW.payload, HINT = NEW.payload;
+    END $$;
+    CREATE TRIGGER guard BEFORE INSERT ON sa_jobs FOR EACH ROW EXECUTE FUNCTION guard()
+"""
+CAST = """
+    CREATE FUNCTION guard() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+        NEW.tenant := ('[' || (NEW.payload->>'pin'))::json; RETURN NEW;
+    END $$;
+    CREATE TRIGGER guard BEFORE INSERT ON sa_jobs FOR EACH ROW EXECUTE FUNCTION guard()
+"""
+
+
+@pytest.mark.parametrize(
+    ("guard", "says"),
+    [
+        (CHECK, "violates check constraint"),
+        (TRIGGER, "not today (SQLSTATE P0001)"),
+        (CAST, "invalid input syntax for type json (SQLSTATE 22P02)"),
+    ],
+)
+def test_a_refusal_of_the_database_shows_nothing_of_the_row(
+    cli: Cli, empty_database: str, guard: str, says: str
+) -> None:
+    cli("db", "upgrade", url=empty_database)
+    engine = create_engine(empty_database, poolclass=NullPool)
+    with engine.begin() as connection:
+        connection.execute(text(guard))
+
+    ended = cli("enqueue", "send", "--payload", '{"pin": "hunter2-XYZ"}', url=empty_database)
+
+    assert (ended.code, ended.out) == (1, "")
+    assert says in ended.one_line()
+    assert "hunter2" not in ended.error
+    assert cli("list", url=empty_database).out == "no jobs\n"
 
 
 # --- list and show ------------------------------------------------------------------------------
@@ -221,11 +301,69 @@ def test_show_has_the_history_and_hides_the_contents_unless_asked(
     assert whole["failures"][0]["error"] == "Traceback\n  line\nValueError: bad"
 
 
+def test_a_list_of_what_no_row_can_be_called_is_wrong_usage(cli: Cli) -> None:
+    ended = cli("list", "--queue", "\udcff")
+
+    assert (ended.code, ended.out) == (2, "")
+    assert "queue contains a lone surrogate" in ended.one_line()
+
+
 def test_show_of_no_job_fails(cli: Cli) -> None:
     ended = cli("show", "7")
 
     assert (ended.code, ended.out) == (1, "")
     assert ended.one_line() == "sa-jobs: there is no job 7"
+
+
+@pytest.mark.parametrize("moment", ["infinity", "-infinity", "4000-01-01 BC", "20000-01-01"])
+def test_times_that_no_datetime_can_hold_are_shown(
+    cli: Cli, connection: Connection, moment: str
+) -> None:
+    written: Any = text(f"'{moment}'")
+    job_id = add(connection, run_at=written, created_at=written)
+    fail(connection, job_id, "ValueError: bad")
+    connection.execute(text(f"UPDATE sa_jobs_failures SET failed_at = '{moment}'"))
+    connection.commit()
+
+    year = "0001-01-0" if moment in ("-infinity", "4000-01-01 BC") else "9999-12-3"
+    for arguments in (["list"], ["show", str(job_id)]):
+        ended = cli(*arguments)
+        assert (ended.code, ended.error) == (0, "")
+        assert year in ended.out
+    assert f"attempt 1 failed at {year}" in cli("show", str(job_id)).out
+    (listed,) = printed(cli("list", "--json"))
+    assert listed["run_at"].startswith(year)
+    assert printed(cli("show", str(job_id), "--json"))["created_at"] == listed["created_at"]
+    assert printed(cli("status", "--json"))["queues"][0]["queue"] == "default"
+    assert cli("status").code == 0
+
+
+def test_contents_are_printed_as_they_are_stored(cli: Cli, connection: Connection) -> None:
+    digits, depth = "1" + "0" * 5_000, "[" * 3_000 + "]" * 3_000
+    job_id = add(connection)
+    connection.execute(
+        text(
+            "UPDATE sa_jobs SET payload = CAST(:payload AS jsonb),"
+            " result = CAST(:result AS jsonb), meta = CAST(:meta AS jsonb)"
+        ),
+        {
+            "payload": f'{{"n": {digits}, "x": 0.12345678901234567890123, "y": 1.5e400}}',
+            "result": depth,
+            "meta": '{"é🚀": "\u202e\\u001b\x7f\\""}',
+        },
+    )
+    connection.commit()
+
+    plain = cli("show", str(job_id), "--payload")
+    assert (plain.code, plain.error) == (0, "")
+    ended = cli("show", str(job_id), "--payload", "--json")
+    assert (ended.code, ended.error) == (0, "")
+    assert ended.out.isascii()
+    assert "\x7f" not in ended.out
+    for text_ in (plain.out, ended.out):
+        assert f'"n": {digits}, "x": 0.12345678901234567890123, "y": 15000' in text_
+        assert depth in text_
+    assert '"meta": {"\\u00e9\\ud83d\\ude80": "\\u202e\\u001b\\u007f\\""}' in ended.out
 
 
 # --- retry and cancel ---------------------------------------------------------------------------
@@ -412,6 +550,121 @@ def test_reading_commands_work_on_a_server_that_only_reads(
     refused = cli("enqueue", "send", url=url)
     assert refused.code == 1
     assert "name the primary server" in refused.one_line()
+
+
+@pytest.fixture
+def other_database(server_url: str) -> Iterator[Callable[[str], str]]:
+    """Create a database with options of CREATE DATABASE, and return its URL."""
+    admin = create_engine(server_url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    names: list[str] = []
+
+    def create(options: str) -> str:
+        name = f"sa_jobs_test_{uuid4().hex}"
+        with admin.connect() as connection:
+            try:
+                connection.execute(
+                    text(f"CREATE DATABASE {name} TEMPLATE template0 LOCALE 'C' {options}")
+                )
+            except NotSupportedError as error:
+                pytest.skip(str(error.orig))
+        names.append(name)
+        return make_url(server_url).set(database=name).render_as_string(hide_password=False)
+
+    yield create
+    with admin.connect() as connection:
+        for name in names:
+            connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+
+
+@pytest.mark.parametrize(
+    ("options", "holds_all"),
+    [
+        ("ENCODING 'LATIN1'", False),
+        ("ENCODING 'SQL_ASCII'", True),
+        ("ENCODING 'UTF8' LOCALE_PROVIDER icu ICU_LOCALE 'en'", True),
+    ],
+    ids=["LATIN1", "SQL_ASCII", "ICU"],
+)
+def test_a_database_of_any_encoding_will_do(
+    cli: Cli, other_database: Callable[[str], str], options: str, holds_all: bool
+) -> None:
+    url = other_database(options)
+    assert cli("db", "upgrade", url=url).code == 0
+
+    assert cli("enqueue", "é", "--queue", "Ä", "--payload", '{"ü": "ß"}', url=url).out == "1\n"
+    for arguments in (["list"], ["status"], ["show", "1"]):
+        ended = cli(*arguments, url=url)
+        assert (ended.code, ended.error) == (0, "")
+        assert "Ä" in ended.out
+    assert '{"ü": "ß"}' in cli("show", "1", "--payload", url=url).out
+    assert printed(cli("show", "1", "--payload", "--json", url=url))["payload"] == {"ü": "ß"}
+
+    for arguments in (["enqueue", "🚀"], ["enqueue", "h", "--payload", '{"a": "🚀 hunter2"}']):
+        ended = cli(*arguments, url=url)
+        if holds_all:
+            assert (ended.code, ended.error) == (0, "")
+        else:
+            assert (ended.code, ended.out) == (1, "")
+            assert "this database's encoding does not have the character" in ended.one_line()
+            assert "hunter2" not in ended.error
+    named = f"{url}{'&' if '?' in url else '?'}client_encoding=latin1"
+    ended = cli("enqueue", "🚀", url=named)
+    assert ended.code == 1
+    assert "can't encode character" in ended.one_line()
+
+
+def test_text_in_another_encoding_than_the_databases_is_one_line(
+    cli: Cli, other_database: Callable[[str], str]
+) -> None:
+    url = other_database("ENCODING 'SQL_ASCII'")
+    cli("db", "upgrade", url=url)
+    engine = create_engine(url, poolclass=NullPool, connect_args={"client_encoding": "latin1"})
+    with engine.begin() as connection:
+        connection.execute(text("INSERT INTO sa_jobs (queue, handler) VALUES ('\xe9', 'send')"))
+
+    ended = cli("list", url=url)
+    assert ended.code == 1
+    assert "name it in the URL, as ?client_encoding=latin1" in ended.one_line()
+    named = f"{url}{'&' if '?' in url else '?'}client_encoding=latin1"
+    assert "é" in cli("list", url=named).out
+
+
+@pytest.mark.parametrize("style", ["SQL, DMY", "German", "Postgres, MDY"])
+def test_a_database_may_write_dates_in_any_style(
+    cli: Cli, connection: Connection, database_url: str, style: str
+) -> None:
+    add(connection)
+    styled = make_url(database_url).update_query_dict(
+        {"options": f"-c datestyle={style.replace(' ', '')}"}
+    )
+    url = styled.render_as_string(hide_password=False)
+
+    for arguments in (["list"], ["show", "1"], ["status"], ["enqueue", "send", "--delay", "1"]):
+        ended = cli(*arguments, url=url)
+        assert (ended.code, ended.error) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["db", "upgrade", "--schema", 'a"b'], "must be a plain identifier"),
+        (["db", "upgrade", "--schema", "Üml"], "must be a plain identifier"),
+        (["db", "current", "--name", "a b"], "must be a plain identifier"),
+        (["db", "check", "--schema", ""], "must be a plain identifier"),
+        (["db", "check", "--name", "x" * 60], "is too long"),
+        (["db", "upgrade", "--to", "nonsense"], "'nonsense' is not a step of sa-jobs"),
+        (["db", "upgrade", "--to", ""], "'' is not a step of sa-jobs"),
+        (["show", "1", "--schema", "\x1b[31m"], "schema='\\x1b[31m' must be a plain identifier"),
+    ],
+)
+def test_names_that_cannot_be_are_wrong_usage(
+    cli: Cli, empty_database: str, arguments: list[str], says: str
+) -> None:
+    ended = cli(*arguments, url=empty_database)
+
+    assert (ended.code, ended.out) == (2, "")
+    assert says in ended.one_line()
+    assert cli("db", "current", url=empty_database).out == "none\n"
 
 
 @pytest.fixture

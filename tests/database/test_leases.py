@@ -297,7 +297,7 @@ def test_a_stale_worker_writes_nothing(
     taken_over(connection, one, worker)
     before, history = job(connection, one.id), failures(connection, one.id)
     assert settle(connection, one, outcome) == set()
-    assert claims.landed_before(connection, [Settled(one, outcome)], worker="worker-1") == set()
+    assert claims.standing(connection, [one], worker="worker-1") == {}
     assert job(connection, one.id) == before
     assert failures(connection, one.id) == history
 
@@ -331,12 +331,11 @@ def test_a_worker_can_tell_that_its_lost_write_had_landed(
     connection: Connection, outcome: Outcome
 ) -> None:
     one = claimed(connection)
-    assert claims.landed_before(connection, [Settled(one, outcome)], worker="worker-1") == set()
+    assert claims.standing(connection, [one], worker="worker-1") == {one.id: "held"}
     settle(connection, one, outcome)
-    landed = claims.landed_before(connection, [Settled(one, outcome)], worker="worker-1")
-    assert landed == {one.id}
-    others = claims.landed_before(connection, [Settled(one, outcome)], worker="worker-2")
-    assert others == set()
+    status = job(connection, one.id).status
+    assert claims.standing(connection, [one], worker="worker-1") == {one.id: status}
+    assert claims.standing(connection, [one], worker="worker-2") == {}
 
 
 def test_a_late_finish_within_a_lapsed_lease_still_lands(connection: Connection) -> None:

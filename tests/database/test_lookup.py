@@ -6,9 +6,9 @@ import datetime as dt
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, func, insert, text
+from sqlalchemy import Connection, Engine, func, insert, text, update
 
-from sa_jobs import InvalidJobError, lookup
+from sa_jobs import InvalidJobError, InvalidJobTypeError, lookup
 from sa_jobs.models import DEFAULT_TABLES
 from tests.database.callers import Caller
 from tests.support.jobs import add
@@ -128,6 +128,114 @@ def test_every_kind_of_session_and_connection_can_look(
     assert caller(lookup.find_job, job_id).handler == "send"
     assert caller(lookup.contents_of, job_id).payload == '{"a": 1}'
     assert [row.error for row in caller(lookup.failures_of, job_id)] == ["error"]
+
+
+FIRST = dt.datetime(1, 1, 2, tzinfo=dt.timezone.utc)
+LAST = dt.datetime(9999, 12, 30, 23, 59, 59, 999_999, dt.timezone.utc)
+JOB_TIMES = (
+    "run_at",
+    "created_at",
+    "claimed_at",
+    "leased_until",
+    "cancel_requested_at",
+    "finished_at",
+)
+
+
+def write_times(connection: Connection, job_id: int, moment: str) -> None:
+    """Write one time into all of a job's and its failures' columns of times, by plain SQL."""
+    value = text(f"timestamptz '{moment}'")
+    jobs, failures = DEFAULT_TABLES.jobs, DEFAULT_TABLES.failures
+    connection.execute(
+        update(jobs)
+        .where(jobs.c.id == job_id)
+        .values(
+            {
+                **{column.name: value for column in jobs.c if column.name.endswith("_at")},
+                "status": "running",
+                "locked_by": "w",
+                "leased_until": value,
+            }
+        )
+    )
+    connection.execute(update(failures).values(claimed_at=value, failed_at=value))
+    connection.commit()
+
+
+OUT_OF_RANGE = [
+    ("infinity", LAST),
+    ("-infinity", FIRST),
+    ("4713-01-01 00:00:00+00 BC", FIRST),
+    ("0001-12-31 23:59:59+00 BC", FIRST),
+    ("0001-01-01 00:00:00+00", FIRST),
+    ("9999-12-31 00:00:00+00", LAST),
+    ("10000-01-01 00:00:00+00", LAST),
+    ("294276-12-31 00:00:00+00", LAST),
+]
+
+
+@pytest.mark.parametrize(("moment", "shown"), OUT_OF_RANGE)
+def test_times_that_no_datetime_can_hold_are_shown_as_the_first_or_the_last(
+    caller: Caller, connection: Connection, moment: str, shown: dt.datetime
+) -> None:
+    job_id = add(connection)
+    fail(connection, job_id, 1, "error")
+    write_times(connection, job_id, moment)
+
+    (listed,) = caller(lookup.list_jobs)
+    (failure,) = caller(lookup.failures_of, job_id)
+
+    assert caller(lookup.find_job, job_id) == listed
+    assert {getattr(listed, name) for name in JOB_TIMES} == {shown}
+    assert (failure.claimed_at, failure.failed_at) == (shown, shown)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Pacific/Kiritimati"])
+@pytest.mark.parametrize("moment", [FIRST, LAST])
+def test_the_first_and_the_last_time_are_read_in_every_time_zone(
+    connection: Connection, zone: str, moment: dt.datetime
+) -> None:
+    job_id = add(connection, run_at=moment)
+    connection.execute(text(f"SET TIME ZONE '{zone}'"))
+
+    found = lookup.find_job(connection, job_id)
+
+    assert found is not None
+    assert found.run_at == moment
+    assert found.finished_at is None
+
+
+@pytest.mark.parametrize("name", ["queue", "handler"])
+def test_a_list_can_be_of_any_name_that_a_row_may_have(connection: Connection, name: str) -> None:
+    for value in ("", "a\nb\x1b", "\u202e", "x" * 3_000, "{}%s:x'\"\\"):
+        job_id = add(connection, **{name: value}) if name == "queue" else add(connection, value)
+        assert ids(connection, **{name: value}) == [job_id]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"limit": 0}, "limit must be from 1 to "),
+        ({"limit": -1}, "limit must be from 1 to "),
+        ({"limit": 2**63}, "limit must be from 1 to "),
+        ({"limit": 10**5_000}, "limit must be from 1 to "),
+        ({"limit": True}, "limit must be an int"),
+        ({"queue": "a\x00"}, "queue contains a NUL"),
+        ({"handler": "\udcff"}, "handler contains a lone surrogate"),
+        ({"handler": 1}, "handler must be a str"),
+    ],
+)
+def test_what_no_row_can_meet_is_refused_before_any_sql(
+    engine: Engine, arguments: dict[str, Any], says: str
+) -> None:
+    with engine.connect() as connection:
+        with pytest.raises((InvalidJobError, InvalidJobTypeError), match=says):
+            lookup.list_jobs(connection, **arguments)
+        with pytest.raises(InvalidJobError, match="limit must be from 1"):
+            lookup.failures_of(connection, 1, limit=0)
+        assert not connection.in_transaction()
+    with engine.connect() as connection:
+        assert lookup.list_jobs(connection, limit=2**62) == []
 
 
 @pytest.mark.slow

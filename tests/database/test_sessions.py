@@ -13,6 +13,7 @@ from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import (
     Connection,
     Engine,
+    MetaData,
     NullPool,
     create_engine,
     event,
@@ -36,6 +37,7 @@ from sa_jobs import (
     enqueue,
     enqueue_from_select,
     enqueue_many,
+    presence,
     retry,
 )
 from sa_jobs.models import DEFAULT_TABLES, Job
@@ -352,3 +354,51 @@ def test_the_mapped_class_reads_and_changes_jobs(host: Engine) -> None:
         session.execute(update(Job).values(tenant="t"))
         session.refresh(found)
         assert found.tenant == "t"
+
+
+@pytest.mark.parametrize(("schema", "place"), [(None, "tenant_a"), ("shared", "Tenant_A")])
+def test_every_operation_follows_a_schema_translate_map(
+    empty_database: str, schema: str | None, place: str
+) -> None:
+    real = MetaData()
+    attach(real, schema=place)
+    tables = attach(MetaData(), schema=schema)
+    engine = create_engine(
+        empty_database,
+        poolclass=NullPool,
+        execution_options={"schema_translate_map": {schema: place}},
+    )
+    with create_engine(empty_database, poolclass=NullPool).begin() as connection:
+        real.create_all(connection)
+    listener = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+    with listener, Session(engine) as session:
+        presence.listen(listener, tables)
+        session.execute(presence.sleep(tables), {"queues": ["q"], "seconds": 60.0, "enough": 30.0})
+        first = enqueue(session, "send", queue="q", unique_key="a", tables=tables)
+        session.commit()
+        same = enqueue(
+            session,
+            "send",
+            {"n": 1},
+            queue="q",
+            unique_key="a",
+            on_conflict="replace",
+            tables=tables,
+        )
+        session.commit()
+        assert same.id == first.id
+        assert cancel(session, first.id, tables=tables) == "cancelled"
+        assert retry(session, first.id, tables=tables) == "ready"
+        session.commit()
+        rows = [Row({"n": 2}, unique_key="c"), Row({"n": 3}, unique_key="b")]
+        many = enqueue_many(session, "send", rows, tables=tables)
+        query = select(literal(4).label("n"), literal("d").label("sa_jobs_unique_key"))
+        assert enqueue_from_select(session, "send", query, tables=tables) == 1
+        session.commit()
+        found = session.scalars(select(tables.Job.payload).order_by(tables.Job.id)).all()
+        assert found == [{"n": 1}, {"n": 2}, {"n": 3}, {"n": 4}]
+        assert many[0].id < many[1].id
+        # The trigger's for the insert, and ours for the replacement and the retry.
+        driver: Any = listener.connection.driver_connection
+        assert len(list(driver.notifies(timeout=20, stop_after=3))) == 3
+    engine.dispose()

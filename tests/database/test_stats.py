@@ -7,9 +7,19 @@ import json
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Executable, MetaData, create_engine, func, insert, select, text
+from sqlalchemy import (
+    Connection,
+    Engine,
+    Executable,
+    MetaData,
+    create_engine,
+    func,
+    insert,
+    select,
+    text,
+)
 
-from sa_jobs import attach, enqueue, stats
+from sa_jobs import InvalidJobError, InvalidJobTypeError, attach, enqueue, stats
 from sa_jobs.models import DEFAULT_TABLES, STATES
 from sa_jobs.stats import Count, DueJobs, QueueDepth
 from tests.database.callers import Caller
@@ -206,6 +216,76 @@ def test_jobs_without_a_worker_are_named_by_what_is_missing(connection: Connecti
     ]
 
 
+# --- what only plain SQL writes -----------------------------------------------------------------
+
+# From the first year to about now, in seconds.
+AGES = 60e9
+
+
+@pytest.mark.parametrize("first", ["-infinity", "4713-01-01 BC", "0001-01-01 00:00:00+00"])
+def test_ages_of_times_that_no_datetime_can_hold_are_numbers(
+    caller: Caller, connection: Connection, first: str
+) -> None:
+    for moment in (first, "infinity", "294276-01-01"):
+        add(connection, run_at=text(f"timestamptz '{moment}'"))
+    running = {"status": "running", "locked_by": "w"}
+    add(connection, leased_until=text(f"timestamptz '{first}'"), **running)
+    add(connection, leased_until=text("timestamptz 'infinity'"), **running)
+
+    (depth,) = caller(stats.queue_depths)
+
+    assert (depth.ready, depth.scheduled, depth.running) == (Count(1), Count(2), Count(2))
+    assert AGES < depth.oldest_ready_seconds < AGES * 2
+    assert caller(stats.expired_leases) == Count(1)
+    assert caller(stats.due_jobs) == [DueJobs("default", "send", Count(1))]
+
+
+def test_workers_with_times_that_no_datetime_can_hold_are_shown(
+    caller: Caller, connection: Connection
+) -> None:
+    for pid, moment in enumerate(("infinity", "-infinity"), start=1):
+        add_worker(connection, pid)
+        connection.execute(
+            text(
+                f"UPDATE sa_jobs_workers SET started_at = '{moment}', heartbeat_at = '{moment}',"
+                f" alive_until = 'infinity' WHERE pid = {pid}"
+            )
+        )
+    connection.commit()
+
+    late, early = caller(stats.live_workers)
+
+    assert (late.started_at.year, early.started_at.year) == (9999, 1)
+    assert (late.heartbeat_at.year, early.heartbeat_at.year) == (9999, 1)
+    assert -AGES * 8 < late.heartbeat_age_seconds < -AGES
+    assert AGES < early.heartbeat_age_seconds < AGES * 2
+
+
+@pytest.mark.parametrize("written", ["1" + "0" * 5_000, "[" * 2_000 + "]" * 2_000, "{}", "null"])
+def test_a_worker_whose_names_cannot_be_read_has_none(connection: Connection, written: str) -> None:
+    add_worker(connection)
+    connection.execute(
+        text("UPDATE sa_jobs_workers SET handlers = CAST(:written AS jsonb)"), {"written": written}
+    )
+
+    (worker,) = stats.live_workers(connection)
+
+    assert (worker.queues, worker.handlers) == (("default",), ())
+
+
+@pytest.mark.parametrize("cap", [0, -1, 2**63, True])
+@pytest.mark.parametrize(
+    "look", [stats.queue_depths, stats.dead_jobs, stats.expired_leases, stats.due_jobs]
+)
+def test_a_cap_that_cannot_be_is_refused_before_any_sql(
+    engine: Engine, look: Any, cap: int
+) -> None:
+    with engine.connect() as connection:
+        with pytest.raises((InvalidJobError, InvalidJobTypeError), match="cap must be "):
+            look(connection, cap=cap)
+        assert not connection.in_transaction()
+
+
 # --- every caller, any engine, any size ---------------------------------------------------------
 
 
@@ -283,7 +363,7 @@ def test_no_look_reads_more_rows_than_its_cap_however_many_there_are(
             assert node.get("Rows Removed by Filter", 0) == 0
 
 
-@pytest.mark.parametrize("name", ["queue", "lane", "due", "counted"])
+@pytest.mark.parametrize("name", ["queue", "user", "Order", "enough"])
 def test_tables_of_any_name_can_be_looked_at(empty_database: str, name: str) -> None:
     metadata = MetaData()
     tables = attach(metadata, name=name)

@@ -17,7 +17,7 @@ from sa_jobs import JobContext, Jobs, SchemaVersionError, Worker, WorkerError, e
 from sa_jobs.worker import EXIT_HANDED_BACK
 from tests.support.looking import failures, job, status, wait_until_done
 from tests.support.postgres import Cluster
-from tests.support.running import RunningWorker, run_all, running
+from tests.support.running import RunningWorker, constraint, run_all, running
 from tests.support.waiting import wait_until
 
 
@@ -91,18 +91,27 @@ def test_plain_and_coroutine_handlers_give_their_results(engine: Engine, jobs: J
     assert job(engine, second).finished_at is not None
 
 
-def test_a_wrapped_coroutine_may_return_a_plain_value(engine: Engine, jobs: Jobs) -> None:
-    async def coroutine() -> None: ...
+def test_a_plain_handler_that_returns_something_to_await_fails_clearly(
+    engine: Engine, jobs: Jobs
+) -> None:
+    async def work() -> None: ...
+
+    @jobs.handler("forgets", max_attempts=1)
+    def forgets() -> object:
+        return work()
 
     @jobs.handler("wrapped")
-    @functools.wraps(coroutine)
+    @functools.wraps(work)
     def wrapped() -> str:
-        return "plain"
+        return "a plain wrapper of a coroutine function"
 
-    (job_id,) = add(engine, jobs, "wrapped")
+    (bad,) = add(engine, jobs, "forgets")
+    (good,) = add(engine, jobs, "wrapped")
     run_all(engine, jobs)
 
-    assert job(engine, job_id).result == "plain"
+    assert status(engine, bad) == "dead"
+    assert "make it an async function" in job(engine, bad).last_error
+    assert job(engine, good).result == "a plain wrapper of a coroutine function"
 
 
 @pytest.mark.parametrize("result", ["\x00", float("nan"), {1, 2}, object()])
@@ -164,8 +173,6 @@ def test_the_recorded_traceback_begins_in_the_handler(engine: Engine, jobs: Jobs
 def test_a_row_that_the_database_refuses_fails_alone(
     engine: Engine, jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with engine.begin() as connection:
-        connection.execute(text("ALTER TABLE sa_jobs ADD CHECK (result IS DISTINCT FROM '13')"))
     together = threading.Barrier(8)
 
     @jobs.handler("number", max_attempts=1)
@@ -174,7 +181,8 @@ def test_a_row_that_the_database_refuses_fails_alone(
         return n
 
     ids = add(engine, jobs, "number", *[{"n": n} for n in range(8, 16)])
-    run_all(engine, jobs, concurrency=8)
+    with constraint(engine, "result IS DISTINCT FROM '13'"):
+        run_all(engine, jobs, concurrency=8)
 
     states = {job(engine, job_id).payload["n"]: status(engine, job_id) for job_id in ids}
     assert states.pop(13) == "dead"
@@ -259,7 +267,7 @@ def test_a_worker_whose_threads_are_all_stuck_says_so_and_ends(engine: Engine, j
     release.set()
 
     assert isinstance(worker.error, WorkerError)
-    assert "keep their threads" in str(worker.error)
+    assert "told to stop and still run" in str(worker.error)
 
 
 # --- sessions -----------------------------------------------------------------------------------
@@ -316,7 +324,26 @@ def end_by_transaction(session: Session) -> None:
     transaction.commit()
 
 
-@pytest.mark.parametrize("end", [end_by_commit, end_by_close, end_by_context, end_by_transaction])
+def end_by_connection(session: Session) -> None:
+    session.connection().commit()
+
+
+def end_by_outer_transaction(session: Session) -> None:
+    session.begin_nested()
+    end_by_transaction(session)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        end_by_commit,
+        end_by_close,
+        end_by_context,
+        end_by_transaction,
+        end_by_connection,
+        end_by_outer_transaction,
+    ],
+)
 def test_a_session_refuses_to_be_ended_by_its_handler(
     effects: Engine, jobs: Jobs, end: Any
 ) -> None:

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Connection, Engine, create_engine
 
 from tests.migrations.schema import CUSTOM, DEFAULT, Place, create_all, libpq
+from tests.support.waiting import wait_until
 
 INSERT = "INSERT INTO {jobs} (queue, handler) VALUES ('mail', 'send')"
 
@@ -28,17 +29,23 @@ def channel_of(place: Place) -> str:
 def listening(url: str, place: Place = DEFAULT) -> Iterator[Callable[[], list[str]]]:
     """Give a function that returns the payloads which have arrived so far."""
     channel = channel_of(place)
+    arrived: list[str] = []
     with psycopg.connect(libpq(url), autocommit=True) as connection:
+        # Old releases of psycopg keep what comes with a statement's answer for handlers alone.
+        connection.add_notify_handler(lambda notification: arrived.append(notification.payload))
         connection.execute(f'LISTEN "{channel}"'.encode())
 
         def heard() -> list[str]:
             # What was sent before this one has arrived before it.
             connection.execute(f"NOTIFY \"{channel}\", 'end'".encode())
-            payloads = []
-            for notification in connection.notifies(timeout=30):
-                if notification.payload == "end":
-                    break
-                payloads.append(notification.payload)
+
+            def has_ended() -> bool:
+                connection.execute(b"SELECT 1")
+                return "end" in arrived
+
+            wait_until(has_ended, "all has arrived")
+            payloads = arrived[: arrived.index("end")]
+            arrived.clear()
             return payloads
 
         yield heard

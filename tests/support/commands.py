@@ -46,14 +46,39 @@ def sa_jobs(
     seconds: float = 120,
 ) -> Ended:
     """Run `sa-jobs`, with `given` as its standard input, and return how it ended."""
+    command = [sys.executable, "-m", "sa_jobs", *arguments]
+    return _run(command, url, given, variables or {}, directory, seconds)
+
+
+def in_shell(
+    line: str,
+    *,
+    url: str | None = None,
+    variables: Mapping[str, str] | None = None,
+    directory: Path = ROOT,
+    seconds: float = 120,
+) -> Ended:
+    """Run a line of shell, in which `sa_jobs` is the command, and return how it ended."""
+    script = f'sa_jobs() {{ "{sys.executable}" -m sa_jobs "$@"; }}\n{line}'
+    return _run(["sh", "-c", script], url, None, variables or {}, directory, seconds)
+
+
+def _run(
+    command: list[str],
+    url: str | None,
+    given: str | None,
+    variables: Mapping[str, str],
+    directory: Path,
+    seconds: float,
+) -> Ended:
     ended = subprocess.run(
-        [sys.executable, "-m", "sa_jobs", *arguments],
+        command,
         cwd=directory,
-        env=environment(url, PYTHONPATH=str(ROOT), **(variables or {})),
+        env=environment(url, PYTHONPATH=str(ROOT), **variables),
         input=given,
         stdin=subprocess.DEVNULL if given is None else None,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         timeout=seconds,
         check=False,
     )

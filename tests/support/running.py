@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from sqlalchemy import Engine, text
+
 from sa_jobs import Jobs, Worker
 
-SHORT = {"lease": 3.0, "heartbeat": 1.0, "poll": 0.2, "sweep": 0.5, "grace": 5.0}
+SHORT: dict[str, Any] = {"lease": 3.0, "heartbeat": 1.0, "poll": 0.2, "sweep": 0.5, "grace": 5.0}
 
 
 class RunningWorker:
@@ -55,3 +57,15 @@ def running(engine: Any, jobs: Jobs, **options: Any) -> Iterator[RunningWorker]:
 def run_all(engine: Any, jobs: Jobs, **options: Any) -> None:
     """Run every job that is due."""
     assert Worker(engine, jobs, **{**SHORT, **options}).run_until_empty() == 0
+
+
+@contextmanager
+def constraint(engine: Engine, condition: str) -> Iterator[None]:
+    """Let the jobs table refuse rows that break a condition, for the block."""
+    with engine.begin() as connection:
+        connection.execute(text(f"ALTER TABLE sa_jobs ADD CONSTRAINT odd CHECK ({condition})"))
+    try:
+        yield
+    finally:
+        with engine.begin() as connection:
+            connection.execute(text("ALTER TABLE sa_jobs DROP CONSTRAINT odd"))

@@ -12,7 +12,14 @@ from pathlib import Path
 import click
 import psycopg
 import pytest
-from sqlalchemy.exc import DBAPIError, OperationalError, ProgrammingError
+from sqlalchemy.exc import (
+    DataError,
+    DBAPIError,
+    IntegrityError,
+    OperationalError,
+    ProgrammingError,
+    StatementError,
+)
 
 from sa_jobs import WorkerError
 from sa_jobs.cli import main, worker_main
@@ -168,12 +175,19 @@ def test_a_reference_may_name_a_registry_an_app_or_a_factory(write: Write, attri
         ("cli_app", "'cli_app' must be MODULE:ATTR, for example"),
         ("cli_app:", "must be MODULE:ATTR"),
         (":jobs", "must be MODULE:ATTR"),
+        ("..:jobs", "must be MODULE:ATTR"),
+        ("cli_app.:jobs", "must be MODULE:ATTR"),
+        ("./cli_app:jobs", "must be MODULE:ATTR"),
+        ("cli\0app:jobs", "must be MODULE:ATTR"),
+        ("cli_app:jobs.", "must be MODULE:ATTR"),
+        ("cli_app:.jobs", "must be MODULE:ATTR"),
+        ("\udcff:jobs", "there is no module"),
         ("cli_ap:jobs", "there is no module 'cli_ap' in "),
         ("cli_app.sub:jobs", "there is no module 'cli_app.sub' in "),
         ("cli_app:job", "cli_app has no 'job' (did you mean jobs"),
         ("cli_app:queue", "cli_app has no 'queue' (did you mean jobs?)"),
         ("cli_app:container.job", "cli_app.container has no 'job' (did you mean jobs?)"),
-        ("cli_app:number", "cli_app:number is an int, not a Jobs, a Flask app"),
+        ("cli_app:number", "cli_app:number is an int, not a Jobs, or a function without"),
         ("cli_app:other_app", "cli_app:other_app is a SimpleNamespace, not a Jobs"),
         ("cli_app:make_nothing", "cli_app:make_nothing is a function, not a Jobs"),
         ("cli_app:Jobs", "cli_app:Jobs is the class Jobs, not a Jobs"),
@@ -209,6 +223,43 @@ def test_an_error_of_the_applications_own_code_is_shown_where_it_happened(
     assert "loading.py" not in shown_trace
     with pytest.raises(WorkerError, match="calling cli_app:fail failed: ValueError: no setting X"):
         load_jobs("cli_app:fail")
+
+
+def test_an_application_that_ends_the_process_is_a_failure(write: Write) -> None:
+    write("cli_leaves", "import sys\nsys.exit(0)\n")
+
+    with pytest.raises(WorkerError, match="importing cli_leaves failed: SystemExit: 0"):
+        load_jobs("cli_leaves:jobs")
+
+
+TAKEN = r"""
+import psycopg
+from sqlalchemy.exc import IntegrityError
+
+reason = psycopg.IntegrityError("taken\nDETAIL:  Key (pin)=(hunter2) exists.")
+raise IntegrityError("INSERT", {"pin": "hunter2"}, reason)
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("class Bad(Exception):\n    def __str__(self): return 1/0\nraise Bad\n", "Bad: its text"),
+        (
+            TAKEN,
+            "taken",
+        ),
+    ],
+)
+def test_an_applications_error_is_shown_whatever_its_text_without_data(
+    write: Write, capsys: Written, source: str, says: str
+) -> None:
+    write("cli_odd", source)
+
+    with pytest.raises(WorkerError, match=says) as raised:
+        load_jobs("cli_odd:jobs")
+    assert "(hunter2)" not in str(raised.value)
+    assert "'pin'" not in str(raised.value)
 
 
 def test_a_handler_that_cannot_be_one_is_one_line(write: Write, capsys: Written) -> None:
@@ -303,6 +354,14 @@ def failure(kind: type[DBAPIError], original: Exception) -> str:
         (psycopg.errors.ReadOnlySqlTransaction("read only"), "name the primary server"),
         (psycopg.errors.QueryCanceled("canceling"), "canceling: try again later"),
         (psycopg.errors.DivisionByZero("division"), "refused the command: division (SQLSTATE 2201"),
+        (
+            psycopg.errors.CheckViolation("no\nDETAIL:  Failing row contains (hunter2)."),
+            "the database refused the command: no (SQLSTATE 23514)",
+        ),
+        (
+            psycopg.errors.BadCopyFileFormat("no\nCONTEXT:  COPY t, line 1: 'hunter2'"),
+            "the database refused the command: no (SQLSTATE 22P04)",
+        ),
     ],
 )
 def test_a_database_error_is_one_line_that_says_what_to_do(original: Exception, says: str) -> None:
@@ -312,6 +371,20 @@ def test_a_database_error_is_one_line_that_says_what_to_do(original: Exception, 
     assert "\n" not in line
     assert "hunter2" not in line
     assert "SELECT" not in line
+
+
+def test_what_the_driver_cannot_do_is_not_called_a_lost_database() -> None:
+    line = failure(DataError, psycopg.DataError("timestamp too large (after year 10K): 'infinity'"))
+
+    assert line == (
+        "the database driver cannot do this: timestamp too large (after year 10K): 'infinity'"
+    )
+
+
+def test_an_error_of_sqlalchemys_own_is_shown_without_the_statement() -> None:
+    error = StatementError("bad value", "SELECT 'hunter2'", {"a": "hunter2"}, ValueError("bad"))
+
+    assert explain(error) == "bad"
 
 
 def test_an_error_without_a_text_is_still_a_line() -> None:
@@ -343,6 +416,18 @@ def test_a_log_record_stays_one_line_and_harmless() -> None:
     line = LineFormatter().format(record("a\nINFO fake\x1b[2J", job_queue="q\nx=1"))
 
     assert line.endswith('a\\nINFO fake\\x1b[2J job_queue="q\\nx=1"')
+
+
+def test_a_log_record_has_no_data_of_a_database_error() -> None:
+    original = psycopg.IntegrityError("taken\nDETAIL:  Key (pin)=(hunter2) already exists.")
+    error = IntegrityError("INSERT", {"pin": "hunter2"}, original)
+    made = logging.LogRecord("app", logging.ERROR, __file__, 1, "failed: %s", (error,), None)
+    made.exc_info = (type(error), error, None)
+
+    text = LineFormatter().format(made)
+
+    assert text.count("taken") == 2
+    assert "hunter2" not in text
 
 
 def test_a_traceback_follows_its_line_indented() -> None:

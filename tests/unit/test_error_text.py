@@ -141,6 +141,43 @@ def test_the_detail_of_a_database_error_is_left_out() -> None:
     assert "duplicate key value" in content
 
 
+class DriversError(Exception):
+    """As one of a driver's."""
+
+
+DriversError.__module__ = "psycopg2.errors"
+
+
+@pytest.mark.parametrize("label", ["DETAIL", "LINE 1", "CONTEXT", "QUERY"])
+def test_whatever_follows_a_drivers_message_is_left_out(label: str) -> None:
+    original = DriversError(f"refused\nHINT:  try less\n{label}: ({MARKER}\n) ^")
+    error = DBAPIError.instance("INSERT ...", {}, original, DriversError)
+    content = error_text(raised(error))
+    assert MARKER not in content
+    assert "refused" in content
+    assert "try less" in content
+    assert MARKER not in error_text(raised(original))
+
+
+def test_the_fields_of_a_message_are_left_out_but_for_the_message() -> None:
+    original = DriversError(
+        {"S": "ERROR", "C": "23514", "M": "refused", "D": f"row ({MARKER})", "W": MARKER}
+    )
+    error = DBAPIError.instance("INSERT ...", {}, original, DriversError)
+    assert isinstance(error, DBAPIError)
+    error.__cause__ = original
+    content = error_text(raised(error))
+    assert MARKER not in content
+    assert content.count("refused") == 2
+    assert MARKER not in str(error)
+
+
+def test_an_error_of_no_driver_keeps_its_lines() -> None:
+    error = ValueError("bad settings\nLINE 3: colour", {"D": "x"})
+    assert "LINE 3: colour" in error_text(raised(error))
+    assert error.args[1] == {"D": "x"}
+
+
 def test_an_error_without_data_keeps_its_arguments() -> None:
     error = IntegrityError("INSERT ...", {}, Exception("duplicate key value"))
     before = error.args

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 from sqlalchemy import MetaData, column, select, table
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+from sqlalchemy.sql import visitors
+from sqlalchemy.sql.selectable import AliasedReturnsRows
 
-from sa_jobs import attach, presence, statements
-from sa_jobs.models import DEFAULT_TABLES, STATES, Tables
+from sa_jobs import AttachError, attach, lookup, presence, statements, stats
+from sa_jobs.models import ALIASES, DEFAULT_TABLES, STATES, Tables
 
 DIALECT: Any = PGDialect_psycopg()  # type: ignore[no-untyped-call]
 SQL = Path(__file__).parent / "sql"
@@ -24,6 +26,10 @@ ELSEWHERE = attach(MetaData(), name="elsewhere", schema="other")
 
 invoices = table("invoices", column("id"), column("due"), column("customer"))
 wide = table("wide", *(column(f"c{number}") for number in range(51)))
+
+every_option = select(
+    invoices.c.id, *(invoices.c.customer.label(label) for label in statements.OPTION_LABELS)
+)
 
 Builder = Callable[..., Any]
 
@@ -35,21 +41,21 @@ ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
         "keys and times": {
             "varying": frozenset({"payload", "idempotency_key", "unique_key", "run_at", "delay"})
         },
+        "with ids": {"varying": frozenset({"payload", "idempotency_key", "id"})},
     },
     "insert_select": {
-        "payload only": {"query": select(invoices.c.id, invoices.c.due)},
-        "every option": {
-            "query": select(
-                invoices.c.id,
-                *(invoices.c.customer.label(label) for label in statements.OPTION_LABELS),
-            )
-        },
+        "payload only": {"query": select(invoices.c.id, invoices.c.due), "options": {}},
+        "every option": {"query": every_option, "options": {}},
     },
+    "insert_select_checked": {"every option": {"query": every_option, "options": {}}},
 }
 
 
 def builders() -> dict[str, Builder]:
-    found: dict[str, Builder] = {"insert_select": statements.insert_select}
+    found: dict[str, Builder] = {
+        "insert_select": statements.insert_select,
+        "insert_select_checked": statements.insert_select_checked,
+    }
     for module in (statements, presence):
         for name, value in vars(module).items():
             # What `built` made of a function.
@@ -60,10 +66,9 @@ def builders() -> dict[str, Builder]:
 
 
 BUILDERS = builders()
+NAMED_CASES = [(name, case) for name in BUILDERS for case in ARGUMENTS.get(name, {"": {}})]
 CASES = [
-    pytest.param(name, case, id=f"{name}-{case}" if case else name)
-    for name in BUILDERS
-    for case in ARGUMENTS.get(name, {"": {}})
+    pytest.param(name, case, id=f"{name}-{case}" if case else name) for name, case in NAMED_CASES
 ]
 
 
@@ -108,12 +113,47 @@ def test_a_state_is_spelled_out_and_never_bound(name: str, case: str) -> None:
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_every_table_is_named_with_its_schema(name: str, case: str) -> None:
     sql = re.sub(r"'[^']*'", "''", sql_of(name, case, ELSEWHERE))
-    for label in statements.OPTION_LABELS:
-        sql = sql.replace(label, "")
+    # Parameters, labels and aliases beside a caller's query.
+    for own in (*statements.OPTION_LABELS, *ALIASES):
+        sql = sql.replace(own, "")
+    sql = re.sub(r"%\(\w+\)s", "", sql)
     # A row lock names its table as it is known in the statement.
     sql = sql.replace("FOR NO KEY UPDATE OF elsewhere", "")
     assert "sa_jobs" not in sql
     assert len(re.findall(r"\belsewhere", sql)) == len(re.findall(r"\bother\.elsewhere", sql))
+
+
+def test_attach_knows_every_name_that_a_statement_uses_within_itself() -> None:
+    """Tables of such a name would stand in for the intermediate result, or the other way round."""
+    found = {alias for name, case in NAMED_CASES for alias in aliases_in(statement_of(name, case))}
+    for module in (lookup, stats):
+        for name, value in vars(module).items():
+            if hasattr(value, "cache_info") and value.__module__ == module.__name__:
+                arguments: Any = (None, frozenset()) if name == "_list" else ()
+                found |= aliases_in(value(DEFAULT_TABLES, *arguments))
+    assert found == ALIASES
+
+
+def aliases_in(statement: Any) -> set[str]:
+    elements = visitors.iterate(statement)
+    names = {element.name for element in elements if isinstance(element, AliasedReturnsRows)}
+    # What SQLAlchemy names itself is told apart from every table.
+    return {str(name) for name in names if not str(name).startswith("%(")}
+
+
+@pytest.mark.parametrize("name", sorted(ALIASES))
+def test_attach_refuses_a_name_that_a_statement_uses_within_itself(name: str) -> None:
+    host = MetaData()
+    with pytest.raises(AttachError, match=f"'{name}_jobs'"):
+        attach(host, name=name)
+    assert not host.tables
+    attach(host, name=f"{name}_jobs", schema=name)
+
+
+@pytest.mark.parametrize("name", ["insert_select", "insert_select_checked"])
+def test_a_parameter_beside_a_callers_query_has_a_name_of_ours(name: str) -> None:
+    for case in ARGUMENTS[name]:
+        assert all(key.startswith("sa_jobs_") for key in compiled(name, case).params)
 
 
 @pytest.mark.parametrize(("name", "case"), CASES)
@@ -156,8 +196,10 @@ def test_every_later_write_names_the_id_the_claim_and_the_owner(name: str) -> No
 @pytest.mark.parametrize("name", ["heartbeat", "finish", "fail", "release", "snooze"])
 def test_no_later_write_asks_for_the_state(name: str) -> None:
     """The planner would answer it from the partial index on running rows, dead entries and all."""
-    where = sql_of(name, "").partition(" WHERE ")[2].partition(" RETURNING ")[0]
-    assert "status" not in where
+    before, _, rest = sql_of(name, "").partition(" SET ")
+    conditions = before + rest.partition(" FROM unnest")[2].partition(" RETURNING ")[0]
+    assert conditions.count(" WHERE ") == 2
+    assert "status" not in conditions
 
 
 def test_a_heartbeat_writes_no_column_of_an_index() -> None:
@@ -186,7 +228,7 @@ def test_a_payload_of_any_number_of_columns_stays_within_the_arguments_of_a_call
     query: Any = select(
         *(column(f"c{number}") for number in range(count)), column("x").label("sa_jobs_queue")
     ).select_from(wide)
-    statement: Any = statements.insert_select(DEFAULT_TABLES, query)
+    statement: Any = statements.insert_select(DEFAULT_TABLES, query, {})
     sql = str(statement.compile(dialect=DIALECT))
     calls = re.findall(r"jsonb_build_object\(([^)]*)\)", sql)
     assert len(calls) == max(1, -(-count // 50))

@@ -287,6 +287,12 @@ def attach(
     bridge = _bridge(mappings, metadata)
     tables = _map(bridge, _class_prefix(name, resolved, metadata), name, resolved)
     metadata.info.setdefault("sa_jobs", []).append(tables)
+    if register:
+        # Always, and now: Alembic may be imported after the models, and by then it is too late
+        # to notice.
+        from sa_jobs.alembic import register as register_autogenerate
+
+        register_autogenerate()
     return tables
 
 

@@ -78,6 +78,19 @@ def run_script(url: str, script: str) -> None:
         connection.execute(script.encode())
 
 
+def run_psql(url: str, script: str) -> None:
+    """Run a script as a database administrator does: each statement by itself."""
+    directory = embedded_bin() or system_bin()
+    assert directory is not None
+    subprocess.run(
+        [directory / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", "-", libpq(url)],
+        input=script,
+        text=True,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+
+
 def libpq(url: str) -> str:
     """Return the URL as libpq's programs take it."""
     return make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, cast
 
 from sqlalchemy import (
@@ -288,11 +289,9 @@ def attach(
     tables = _map(bridge, _class_prefix(name, resolved, metadata), name, resolved)
     metadata.info.setdefault("sa_jobs", []).append(tables)
     if register:
-        # Always, and now: Alembic may be imported after the models, and by then it is too late
-        # to notice.
-        from sa_jobs.alembic import register as register_autogenerate
-
-        register_autogenerate()
+        # Always, and now: Alembic may be imported after the models, and then it is too late to
+        # notice. By its name, since that module is above this one.
+        import_module("sa_jobs.alembic").register()
     return tables
 
 

@@ -8,6 +8,7 @@ and from `create_all()`.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ from sa_jobs.migrations._ddl import (
 from sa_jobs.migrations._steps import Step, is_at_least, module_of, position, revisions
 
 __all__ = [
+    "LOCK_TIMEOUT",
     "SchemaStatus",
     "Step",
     "apply",
@@ -41,6 +43,7 @@ __all__ = [
     "downgrade",
     "revert",
     "revisions",
+    "script",
     "upgrade",
 ]
 
@@ -225,6 +228,49 @@ def build_indexes(
         for step in pending:
             module_of(step).prepare(target)
     return tuple(pending)
+
+
+def script(
+    to: str | None = "head",
+    *,
+    from_: str | None = None,
+    schema: str | None = None,
+    name: str = "sa_jobs",
+    concurrently: Concurrently = "auto",
+    lock_timeout: str = LOCK_TIMEOUT,
+) -> str:
+    """Return the SQL that takes the tables from one step to another, forwards or backwards.
+
+    For an administrator who runs it by hand, with `psql -v ON_ERROR_STOP=1`; no database is
+    needed. None and "base" mean no tables. It ends with the step marker, so that every other way
+    goes on from there. With `concurrently=True` the indexes on tables that exist already are built
+    outside the transaction.
+
+    Raises StepNotFoundError for a step that this package does not have.
+    """
+    from alembic.operations import Operations
+    from alembic.runtime.migration import MigrationContext
+
+    output = io.StringIO()
+    context = MigrationContext.configure(
+        dialect_name="postgresql",
+        opts={"as_sql": True, "output_buffer": output, "literal_binds": True},
+    )
+    target = Target.open(
+        Operations(context),
+        name=name,
+        schema=schema,
+        concurrently=concurrently,
+        lock_timeout=lock_timeout,
+    )
+    first = None if from_ == "base" else from_
+    last = None if to == "base" else revisions()[-1].revision if to == "head" else to
+    with context.begin_transaction():
+        if position(last) > position(first):
+            _up(target, last or "head", first)
+        else:
+            _down(target, last, first)
+    return output.getvalue()
 
 
 def current(

@@ -10,7 +10,7 @@ from alembic import command
 from sqlalchemy import Connection, Engine, NullPool, create_engine, event, text
 from sqlalchemy.exc import ProgrammingError
 
-from sa_jobs import migrations
+from sa_jobs import Jobs, migrations
 from sa_jobs.errors import MigrationError, SchemaVersionError, StepNotFoundError
 from sa_jobs.migrations import SchemaStatus, Step
 from tests.migrations.schema import (
@@ -26,6 +26,7 @@ from tests.migrations.schema import (
     pg_dump,
     schemas,
 )
+from tests.support.running import run_all
 
 MakeHost = Callable[..., Host]
 
@@ -592,3 +593,27 @@ def test_a_decoy_earlier_on_the_search_path_is_not_touched(
         "relation r decoy.sa_jobs",
         "relation r decoy.sa_jobs_failures",
     }
+
+
+@pytest.mark.parametrize("step", [step.revision for step in migrations.revisions()])
+def test_a_worker_runs_on_every_step_that_is_called_usable(
+    step: str, empty_engine: Engine, empty_database: str
+) -> None:
+    migrations.apply(empty_engine, step)
+    with empty_engine.connect() as connection:
+        usable = migrations.check(connection).usable
+    jobs = Jobs()
+    ran = []
+
+    @jobs.handler("work")
+    def work(number: int) -> None:
+        ran.append(number)
+
+    with empty_engine.begin() as connection:
+        jobs.enqueue(connection, "work", {"number": 1})
+    if usable:
+        run_all(empty_engine, jobs)
+        assert ran == [1]
+    else:
+        with pytest.raises(SchemaVersionError, match="sa-jobs db upgrade"):
+            run_all(empty_engine, jobs)

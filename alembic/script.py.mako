@@ -32,7 +32,7 @@ def upgrade(target: Target) -> None:
     # Write this as SQL, on target.table():
 ${commented(upgrades)}
 % endif
-    target.run(f"""ALTER TABLE {target.table()} ...""")
+    target.alter(f"""ALTER TABLE {target.table()} ...""")
 
 
 @undoes(STEP)
@@ -42,4 +42,4 @@ def downgrade(target: Target) -> None:
     # Write this as SQL, on target.table():
 ${commented(downgrades)}
 % endif
-    target.run(f"""ALTER TABLE {target.table()} ...""")
+    target.alter(f"""ALTER TABLE {target.table()} ...""")

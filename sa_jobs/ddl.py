@@ -17,16 +17,29 @@ if TYPE_CHECKING:
     from sa_jobs.models import Tables
 
 # The newest step that the models stand for.
-STEP = "sa_jobs_0001"
+STEP = "sa_jobs_0003"
+MIN_CLIENT = "0.1.0"
 
-TABLE_SUFFIXES = ("", "_failures", "_workers", "_sleepers", "_step")
+TABLE_SUFFIXES = (
+    "",
+    "_failures",
+    "_workers",
+    "_sleepers",
+    "_queues",
+    "_schedules",
+    "_archive",
+    "_step",
+)
 # Every name of ours is the tables' name and one of these, so that none passes 63 bytes unseen.
 SUFFIXES = (
     *TABLE_SUFFIXES,
     "_alembic_version",
+    "_failures_failed_at_idx",
     "_failures_job_id_fkey",
     "_idempotency_key_idx",
     "_max_attempts_check",
+    "_schedules_cadence_check",
+    "_schedules_misfire_check",
 )
 
 STORAGE = """\
@@ -107,7 +120,10 @@ def listen(tables: Tables) -> None:
     event.listen(
         tables.step,
         "after_create",
-        _ddl(f"INSERT INTO {schema}\"{tables.step.name}\" (revision) VALUES ('{STEP}')"),
+        _ddl(
+            f'INSERT INTO {schema}"{tables.step.name}" (revision, min_client)'
+            f" VALUES ('{STEP}', '{MIN_CLIENT}')"
+        ),
     )
 
 

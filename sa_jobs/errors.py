@@ -51,6 +51,14 @@ class MigrationError(SaJobsError):
     """A migration step cannot run as asked; the text names the step and the way out."""
 
 
+class StepNotFoundError(MigrationError, LookupError):
+    """A revision names a migration step that the installed package does not have."""
+
+
+class NeedsOwnTransactionError(MigrationError):
+    """An index on a large table must be built outside the transaction that somebody else began."""
+
+
 class DatabaseUrlError(SaJobsError, ValueError):
     """No database is named, or not by the URL of a PostgreSQL one; the text says what to set."""
 

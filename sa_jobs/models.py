@@ -13,6 +13,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, cast
 
 from sqlalchemy import (
@@ -23,6 +24,7 @@ from sqlalchemy import (
     Identity,
     Index,
     Integer,
+    Interval,
     MetaData,
     PrimaryKeyConstraint,
     SmallInteger,
@@ -53,6 +55,7 @@ FINAL_STATES = ("done", "dead", "cancelled")
 _Id = BigInteger().with_variant(Integer(), "sqlite")
 _Json = JSONB(none_as_null=True).with_variant(JSON(none_as_null=True), "sqlite")
 _Time = DateTime(timezone=True)
+_Period = Interval()
 
 
 def _id() -> Mapped[int]:
@@ -95,6 +98,8 @@ class JobMixin:
     created_at: Mapped[dt.datetime] = _now()
     updated_at: Mapped[dt.datetime] = _now()
     finished_at: Mapped[dt.datetime | None] = mapped_column(_Time, nullable=True)
+    # New columns come last: there, ALTER TABLE adds them.
+    schedule: Mapped[str | None] = mapped_column(Text, nullable=True)
 
 
 class FailureMixin:
@@ -136,9 +141,83 @@ class SleeperMixin:
 
 
 class StepMixin:
-    """The step marker: one row, the newest migration step that these tables have."""
+    """The step marker: one row, the newest migration step that these tables have.
+
+    `min_client` is the oldest release of this package that may work on them, so that an older
+    release can tell whether a step that it does not know concerns it.
+    """
 
     revision: Mapped[str] = mapped_column(Text, nullable=False)
+    min_client: Mapped[str] = mapped_column(Text, nullable=False)
+
+
+class QueueMixin:
+    """What an operator has set for a queue: a pause and limits. A queue without a row has none.
+
+    `rate_limit` is the number of jobs that may start in each `rate_period`.
+    """
+
+    queue: Mapped[str] = mapped_column(Text, nullable=False)
+    paused_at: Mapped[dt.datetime | None] = mapped_column(_Time, nullable=True)
+    tenant_limit: Mapped[int | None] = mapped_column(BigInteger, nullable=True)
+    running_limit: Mapped[int | None] = mapped_column(BigInteger, nullable=True)
+    rate_limit: Mapped[int | None] = mapped_column(BigInteger, nullable=True)
+    rate_period: Mapped[dt.timedelta | None] = mapped_column(_Period, nullable=True)
+    updated_at: Mapped[dt.datetime] = _now()
+
+
+class ScheduleMixin:
+    """A recurring definition, by cron expression or period, and the job that it makes."""
+
+    name: Mapped[str] = mapped_column(Text, nullable=False)
+    cron: Mapped[str | None] = mapped_column(Text, nullable=True)
+    every: Mapped[dt.timedelta | None] = mapped_column(_Period, nullable=True)
+    timezone: Mapped[str] = mapped_column(Text, nullable=False, server_default=text("'UTC'"))
+    handler: Mapped[str] = mapped_column(Text, nullable=False)
+    queue: Mapped[str] = mapped_column(Text, nullable=False)
+    payload: Mapped[Any] = mapped_column(_Json, nullable=False, server_default=text("'{}'"))
+    priority: Mapped[int] = mapped_column(SmallInteger, nullable=False, server_default=text("0"))
+    max_attempts: Mapped[int] = mapped_column(BigInteger, nullable=False, server_default=text("20"))
+    tenant: Mapped[str | None] = mapped_column(Text, nullable=True)
+    misfire: Mapped[str] = mapped_column(Text, nullable=False, server_default=text("'coalesce'"))
+    grace: Mapped[dt.timedelta | None] = mapped_column(_Period, nullable=True)
+    paused_at: Mapped[dt.datetime | None] = mapped_column(_Time, nullable=True)
+    disabled_at: Mapped[dt.datetime | None] = mapped_column(_Time, nullable=True)
+    next_due_at: Mapped[dt.datetime | None] = mapped_column(_Time, nullable=True)
+    last_due_at: Mapped[dt.datetime | None] = mapped_column(_Time, nullable=True)
+    created_at: Mapped[dt.datetime] = _now()
+    updated_at: Mapped[dt.datetime] = _now()
+
+
+class ArchivedJobMixin:
+    """A finished job that was moved out of the jobs: their columns, and when it was moved."""
+
+    id: Mapped[int] = mapped_column(_Id, nullable=False, autoincrement=False)
+    queue: Mapped[str] = mapped_column(Text, nullable=False)
+    handler: Mapped[str] = mapped_column(Text, nullable=False)
+    payload: Mapped[Any] = mapped_column(_Json, nullable=False)
+    status: Mapped[str] = mapped_column(Text, nullable=False)
+    priority: Mapped[int] = mapped_column(SmallInteger, nullable=False)
+    tenant: Mapped[str | None] = mapped_column(Text, nullable=True)
+    run_at: Mapped[dt.datetime] = mapped_column(_Time, nullable=False)
+    scheduled_for: Mapped[dt.datetime | None] = mapped_column(_Time, nullable=True)
+    attempts: Mapped[int] = mapped_column(BigInteger, nullable=False)
+    max_attempts: Mapped[int] = mapped_column(BigInteger, nullable=False)
+    claim_no: Mapped[int] = mapped_column(BigInteger, nullable=False)
+    locked_by: Mapped[str | None] = mapped_column(Text, nullable=True)
+    claimed_at: Mapped[dt.datetime | None] = mapped_column(_Time, nullable=True)
+    leased_until: Mapped[dt.datetime | None] = mapped_column(_Time, nullable=True)
+    cancel_requested_at: Mapped[dt.datetime | None] = mapped_column(_Time, nullable=True)
+    idempotency_key: Mapped[str | None] = mapped_column(Text, nullable=True)
+    unique_key: Mapped[str | None] = mapped_column(Text, nullable=True)
+    result: Mapped[Any] = mapped_column(_Json, nullable=True)
+    last_error: Mapped[str | None] = mapped_column(Text, nullable=True)
+    meta: Mapped[Any] = mapped_column(_Json, nullable=False)
+    created_at: Mapped[dt.datetime] = mapped_column(_Time, nullable=False)
+    updated_at: Mapped[dt.datetime] = mapped_column(_Time, nullable=False)
+    finished_at: Mapped[dt.datetime | None] = mapped_column(_Time, nullable=True)
+    schedule: Mapped[str | None] = mapped_column(Text, nullable=True)
+    archived_at: Mapped[dt.datetime] = _now()
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,17 +230,32 @@ class Tables:
     failures: Table
     workers: Table
     sleepers: Table
+    queues: Table
+    schedules: Table
+    archive: Table
     step: Table
     Job: type[JobMixin] = field(repr=False)
     Failure: type[FailureMixin] = field(repr=False)
     Worker: type[WorkerMixin] = field(repr=False)
     Sleeper: type[SleeperMixin] = field(repr=False)
+    Queue: type[QueueMixin] = field(repr=False)
+    Schedule: type[ScheduleMixin] = field(repr=False)
+    ArchivedJob: type[ArchivedJobMixin] = field(repr=False)
     Step: type[StepMixin] = field(repr=False)
 
     @property
     def all(self) -> tuple[Table, ...]:
         """Every table, the jobs first."""
-        return (self.jobs, self.failures, self.workers, self.sleepers, self.step)
+        return (
+            self.jobs,
+            self.failures,
+            self.workers,
+            self.sleepers,
+            self.queues,
+            self.schedules,
+            self.archive,
+            self.step,
+        )
 
 
 def attach(
@@ -169,6 +263,7 @@ def attach(
     *,
     name: str = DEFAULT_NAME,
     schema: Any = None,
+    register: bool = True,
 ) -> Tables:
     """Put the queue's tables into a declarative base or a MetaData, and return them.
 
@@ -177,6 +272,9 @@ def attach(
     do not inherit from the base, whose own columns and dataclass rules would reach them. The
     tables are called `name`, `name_failures`, ... `schema=None` means the metadata's own schema;
     `BLANK_SCHEMA` (from sqlalchemy.schema) means none.
+
+    Alembic's autogenerate then writes the revisions that create and upgrade these tables, and
+    leaves them alone otherwise; `register=False` opts out of that, and does not import Alembic.
 
     Raises AttachError for a name or schema that is no plain identifier, a name so long that
     PostgreSQL would cut one of ours, one of the few that our statements use within themselves, or a
@@ -191,6 +289,10 @@ def attach(
     bridge = _bridge(mappings, metadata)
     tables = _map(bridge, _class_prefix(name, resolved, metadata), name, resolved)
     metadata.info.setdefault("sa_jobs", []).append(tables)
+    if register:
+        # Always, and now: Alembic may be imported after the models, and then it is too late to
+        # notice. By its name, since that module is above this one.
+        import_module("sa_jobs.alembic").register()
     return tables
 
 
@@ -325,6 +427,9 @@ def _map(bridge: type[DeclarativeBase], prefix: str, name: str, schema: str | No
         unique=True,
     )
 
+    partial_index("_schedule_idx", "schedule IS NOT NULL", c.schedule, c.scheduled_for, unique=True)
+    partial_index("_finished_idx", "status IN ('done', 'cancelled')", c.finished_at)
+
     failure = mapped(
         "Failure",
         FailureMixin,
@@ -334,6 +439,7 @@ def _map(bridge: type[DeclarativeBase], prefix: str, name: str, schema: str | No
             ["job_id"], [jobs.c.id], name=named("_failures_job_id_fkey"), ondelete="CASCADE"
         ),
         Index(named("_failures_job_id_idx"), "job_id"),
+        Index(named("_failures_failed_at_idx"), "failed_at"),
     )
     worker = mapped(
         "Worker",
@@ -346,6 +452,33 @@ def _map(bridge: type[DeclarativeBase], prefix: str, name: str, schema: str | No
         SleeperMixin,
         "_sleepers",
         PrimaryKeyConstraint("queue", name=named("_sleepers_pkey")),
+    )
+    queue = mapped(
+        "Queue",
+        QueueMixin,
+        "_queues",
+        PrimaryKeyConstraint("queue", name=named("_queues_pkey")),
+        CheckConstraint(
+            "(rate_limit IS NULL) = (rate_period IS NULL)", name=named("_queues_rate_check")
+        ),
+    )
+    schedule = mapped(
+        "Schedule",
+        ScheduleMixin,
+        "_schedules",
+        PrimaryKeyConstraint("name", name=named("_schedules_pkey")),
+        CheckConstraint(
+            "(cron IS NULL) <> (every IS NULL)", name=named("_schedules_cadence_check")
+        ),
+        CheckConstraint(
+            "misfire IN ('skip', 'coalesce', 'all')", name=named("_schedules_misfire_check")
+        ),
+    )
+    archived_job = mapped(
+        "ArchivedJob",
+        ArchivedJobMixin,
+        "_archive",
+        PrimaryKeyConstraint("id", name=named("_archive_pkey")),
     )
     step = mapped(
         "Step",
@@ -360,11 +493,17 @@ def _map(bridge: type[DeclarativeBase], prefix: str, name: str, schema: str | No
         failures=failure.__table__,
         workers=worker.__table__,
         sleepers=sleeper.__table__,
+        queues=queue.__table__,
+        schedules=schedule.__table__,
+        archive=archived_job.__table__,
         step=step.__table__,
         Job=job,
         Failure=failure,
         Worker=worker,
         Sleeper=sleeper,
+        Queue=queue,
+        Schedule=schedule,
+        ArchivedJob=archived_job,
         Step=step,
     )
     ddl.listen(tables)
@@ -376,6 +515,6 @@ class Base(DeclarativeBase):
 
 
 metadata = Base.metadata
-DEFAULT_TABLES = attach(Base)
+DEFAULT_TABLES = attach(Base, register=False)
 Job = DEFAULT_TABLES.Job
 Failure = DEFAULT_TABLES.Failure

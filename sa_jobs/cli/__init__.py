@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import click
 
 import sa_jobs
-from sa_jobs.cli import db, jobs, status
+from sa_jobs.cli import db, jobs, migrations, status
 from sa_jobs.cli.demo import demo
 from sa_jobs.cli.run import run
 from sa_jobs.cli.worker import worker
@@ -36,6 +36,7 @@ for _command in (
     jobs.retry,
     jobs.cancel,
     db.db,
+    migrations.migrations,
 ):
     commands.add_command(_command)
 

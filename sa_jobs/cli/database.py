@@ -39,7 +39,7 @@ class Place:
         """The tables; raises AttachError if none can have this name and schema."""
         if self.schema is None and self.name == DEFAULT_NAME:
             return DEFAULT_TABLES
-        return attach(MetaData(), name=self.name, schema=self.schema)
+        return attach(MetaData(), name=self.name, schema=self.schema, register=False)
 
     def engine(self) -> Engine:
         """Return an engine on the database; raises DatabaseUrlError if none is named."""

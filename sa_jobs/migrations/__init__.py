@@ -8,30 +8,42 @@ and from `create_all()`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 
 import sa_jobs
 from sa_jobs.errors import MigrationError
 from sa_jobs.migrations._ddl import (
+    LOCK_ATTEMPTS,
+    LOCK_TIMEOUT,
     WAIT_SECONDS,
+    Concurrently,
     Target,
+    errors_of_alembic,
     find,
     holds_lock,
+    place_options,
     running_operations,
 )
-from sa_jobs.migrations._steps import Step, module_of, position, revisions
+from sa_jobs.migrations._steps import Step, is_at_least, module_of, position, revisions
 
 __all__ = [
+    "LOCK_TIMEOUT",
     "SchemaStatus",
     "Step",
     "apply",
+    "build_indexes",
     "check",
     "current",
     "downgrade",
     "revert",
     "revisions",
+    "script",
     "upgrade",
 ]
 
@@ -59,6 +71,9 @@ def upgrade(
     from_: str | None = None,
     schema: str | None = None,
     name: str = "sa_jobs",
+    concurrently: Concurrently = "auto",
+    lock_timeout: str = LOCK_TIMEOUT,
+    lock_attempts: int = LOCK_ATTEMPTS,
     create_schema: bool = True,
     wait_seconds: float = WAIT_SECONDS,
 ) -> None:
@@ -66,23 +81,36 @@ def upgrade(
 
     Online, the step marker says what is there already: such steps are skipped, and tables older
     than `from_` are refused. Offline (`--sql`), the steps between the two are written out. All of
-    it belongs to the transaction of the revision. Without a schema, the tables are looked for, or
-    made, on the connection's search path; a missing schema is created if `create_schema`.
+    it belongs to the transaction of the revision, but for an index on a table of more than 10 000
+    rows: it is built CONCURRENTLY, after a commit, and a run that failed is resumed by the next.
+    `concurrently=True` builds so on any table with rows (and is what a script needs to say),
+    `False` on none.
+
+    A change to a table that others use waits `lock_timeout` (as PostgreSQL spells it) for its
+    lock, and is tried `lock_attempts` times, with pauses of up to a second. Without a schema, the
+    tables are looked for, or made, on the connection's search path; a missing schema is created if
+    `create_schema`.
 
     Migrations in one database wait for each other, up to `wait_seconds`.
 
-    Raises MigrationError for a step that this package does not have, a lock that does not come
-    free, a name that is taken, a schema that may not be created; SchemaVersionError for tables
-    newer than this package.
+    Raises MigrationError for a lock that does not come free, a name that is taken, a schema that
+    may not be created; StepNotFoundError for a step that this package does not have;
+    NeedsOwnTransactionError for an index on a large table within a transaction that is not
+    Alembic's; SchemaVersionError for tables newer than this package. Alembic's command line shows
+    each as one line.
     """
-    target = Target.open(
-        running_operations(),
-        name=name,
-        schema=schema,
-        create_schema=create_schema,
-        wait_seconds=wait_seconds,
-    )
-    _up(target, to, from_)
+    with errors_of_alembic():
+        target = Target.open(
+            running_operations(),
+            name=name,
+            schema=schema,
+            create_schema=create_schema,
+            wait_seconds=wait_seconds,
+            concurrently=concurrently,
+            lock_timeout=lock_timeout,
+            lock_attempts=lock_attempts,
+        )
+        _up(target, to, from_)
 
 
 def downgrade(
@@ -91,6 +119,8 @@ def downgrade(
     from_: str,
     schema: str | None = None,
     name: str = "sa_jobs",
+    lock_timeout: str = LOCK_TIMEOUT,
+    lock_attempts: int = LOCK_ATTEMPTS,
     wait_seconds: float = WAIT_SECONDS,
 ) -> None:
     """Undo the steps after `to` (None or "base": all), inside a revision of the host's chain.
@@ -102,48 +132,145 @@ def downgrade(
 
     Raises as upgrade() does.
     """
-    target = Target.open(running_operations(), name=name, schema=schema, wait_seconds=wait_seconds)
-    _down(target, to, from_)
+    with errors_of_alembic():
+        target = Target.open(
+            running_operations(),
+            name=name,
+            schema=schema,
+            wait_seconds=wait_seconds,
+            lock_timeout=lock_timeout,
+            lock_attempts=lock_attempts,
+        )
+        _down(target, to, from_)
 
 
 def apply(
-    connection: Connection,
+    bind: Engine | Connection,
     to: str = "head",
     *,
     schema: str | None = None,
     name: str = "sa_jobs",
+    concurrently: Concurrently = "auto",
+    lock_timeout: str = LOCK_TIMEOUT,
+    lock_attempts: int = LOCK_ATTEMPTS,
     create_schema: bool = True,
     wait_seconds: float = WAIT_SECONDS,
 ) -> tuple[Step, ...]:
     """Run the steps up to `to` that the tables lack, and return them; for hosts without Alembic.
 
-    Runs in the caller's transaction and never commits: `with engine.begin() as connection`. Of
-    several at once, one works and the others wait, up to `wait_seconds`, to find nothing left to
-    do; give them READ COMMITTED, or the waiting ones must be run again.
+    On an engine it runs in a transaction of its own, left only to build an index on a large table.
+    On a connection it runs in the caller's transaction and never commits. Of several at once, one
+    works and the others wait, up to `wait_seconds`, to find nothing left to do; give them READ
+    COMMITTED, or the waiting ones must be run again.
 
-    Raises as upgrade() does.
+    Takes the options of upgrade(), and raises as it does.
     """
-    target = _standalone(connection, name, schema, create_schema, wait_seconds)
-    return _up(target, to, None)
+    options: dict[str, Any] = {
+        "create_schema": create_schema,
+        "concurrently": concurrently,
+        "lock_timeout": lock_timeout,
+        "lock_attempts": lock_attempts,
+    }
+    with _standalone(bind, name, schema, wait_seconds, **options) as target:
+        return _up(target, to, None)
 
 
 def revert(
-    connection: Connection,
+    bind: Engine | Connection,
     to: str | None,
+    *,
+    schema: str | None = None,
+    name: str = "sa_jobs",
+    lock_timeout: str = LOCK_TIMEOUT,
+    lock_attempts: int = LOCK_ATTEMPTS,
+    wait_seconds: float = WAIT_SECONDS,
+) -> tuple[Step, ...]:
+    """Undo the steps after `to` (None or "base": all), newest first, and return them.
+
+    The counterpart of apply(), in the same transaction. Undoing the first step drops the tables
+    and the jobs in them; the schema stays.
+
+    Raises as upgrade() does.
+    """
+    options: dict[str, Any] = {"lock_timeout": lock_timeout, "lock_attempts": lock_attempts}
+    with _standalone(bind, name, schema, wait_seconds, **options) as target:
+        return _down(target, to, None)
+
+
+def build_indexes(
+    engine: Engine,
+    to: str = "head",
     *,
     schema: str | None = None,
     name: str = "sa_jobs",
     wait_seconds: float = WAIT_SECONDS,
 ) -> tuple[Step, ...]:
-    """Undo the steps after `to` (None or "base": all), newest first, and return them.
+    """Build CONCURRENTLY what indexes the steps up to `to` need, and return these steps.
 
-    The counterpart of apply(), in the caller's transaction too. Undoing the first step drops the
-    tables and the jobs in them; the schema stays.
+    For tables so large that upgrade() must build outside a transaction, where a host cannot leave
+    its own: the steps find the indexes and are quick. They stay pending until they are run. May be
+    repeated, also after it was killed.
 
-    Raises as upgrade() does.
+    Raises MigrationError where there are no tables yet, and as upgrade() does.
     """
-    target = _standalone(connection, name, schema, False, wait_seconds)
-    return _down(target, to, None)
+    steps = revisions()
+    last = len(steps) - 1 if to == "head" else position(to)
+    with _standalone(engine, name, schema, wait_seconds, concurrently=True) as target:
+        newest = target.position()
+        if newest < 0:
+            raise MigrationError(
+                f"there are no tables of {target} here: the steps that make them make the "
+                "indexes too"
+            )
+        pending = [
+            step for step in steps[newest + 1 : last + 1] if hasattr(module_of(step), "prepare")
+        ]
+        for step in pending:
+            module_of(step).prepare(target)
+    return tuple(pending)
+
+
+def script(
+    to: str | None = "head",
+    *,
+    from_: str | None = None,
+    schema: str | None = None,
+    name: str = "sa_jobs",
+    concurrently: Concurrently = "auto",
+    lock_timeout: str = LOCK_TIMEOUT,
+) -> str:
+    """Return the SQL that takes the tables from one step to another, forwards or backwards.
+
+    For an administrator who runs it by hand, with `psql -v ON_ERROR_STOP=1`; no database is
+    needed. None and "base" mean no tables. It ends with the step marker, so that every other way
+    goes on from there. With `concurrently=True` the indexes on tables that exist already are built
+    outside the transaction.
+
+    Raises StepNotFoundError for a step that this package does not have.
+    """
+    from alembic.operations import Operations
+    from alembic.runtime.migration import MigrationContext
+
+    output = io.StringIO()
+    context = MigrationContext.configure(
+        dialect_name="postgresql",
+        opts={"as_sql": True, "output_buffer": output, "literal_binds": True},
+    )
+    target = Target.open(
+        Operations(context),
+        name=name,
+        schema=schema,
+        concurrently=concurrently,
+        lock_timeout=lock_timeout,
+    )
+    first = None if from_ == "base" else from_
+    last = None if to == "base" else revisions()[-1].revision if to == "head" else to
+    with context.begin_transaction():
+        if position(last) > position(first):
+            _up(target, last or "head", first)
+        else:
+            _down(target, last, first)
+    return output.getvalue()
 
 
 def current(
@@ -154,74 +281,100 @@ def current(
     Without a schema, the first tables on the connection's search path count.
     """
     found = find(connection, name=name, schema=schema)
-    return found[1] if found else None
+    return found.revision if found else None
 
 
 def check(
     connection: Connection, *, schema: str | None = None, name: str = "sa_jobs"
 ) -> SchemaStatus:
-    """Compare the tables with the steps of this package; change nothing."""
-    now = current(connection, schema=schema, name=name)
+    """Compare the tables with the steps of this package; change nothing.
+
+    Tables with a step that this package does not know are usable if their marker says that its
+    release may still work on them: so workers of both releases go on while a new one is rolled
+    out.
+    """
+    found = find(connection, name=name, schema=schema)
+    now = found.revision if found else None
     latest = revisions()[-1].revision
-    if now == latest:
-        return SchemaStatus(now, latest, usable=True, command=None)
-    where = f"{schema}.{name}" if schema else name
-    options = (f" --schema {schema}" if schema else "") + (
-        f" --name {name}" if name != "sa_jobs" else ""
-    )
-    run = (
-        f"run `sa-jobs db upgrade{options}`, or `alembic upgrade head` where your own Alembic "
-        "chain makes the tables"
-    )
-    if now is None:
-        return SchemaStatus(
-            now, latest, usable=False, command=f"There are no tables of {where} here: {run}."
-        )
-    if now not in {step.revision for step in revisions()}:
+    if found is None or now is None:
         return SchemaStatus(
             now,
             latest,
             usable=False,
-            command=(
-                f"The tables of {where} are at {now}, which is newer than sa-jobs "
-                f"{sa_jobs.__version__} knows: run `pip install --upgrade sa-jobs`."
-            ),
+            command=f"There are no tables of {_place(schema, name)} here: {_run(schema, name)}.",
         )
+    if now not in {step.revision for step in revisions()}:
+        return _check_newer(now, latest, found.min_client or "", _place(schema, name))
+    if now == latest:
+        return SchemaStatus(now, latest, usable=True, command=None)
     return SchemaStatus(
         now,
         latest,
         usable=position(now) >= position(OLDEST_USABLE),
         command=(
-            f"The tables of {where} are at {now}, and sa-jobs {sa_jobs.__version__} is at "
-            f"{latest}: {run}."
+            f"The tables of {_place(schema, name)} are at {now}, and sa-jobs "
+            f"{sa_jobs.__version__} is at {latest}: {_run(schema, name)}."
         ),
     )
 
 
+def _check_newer(now: str, latest: str, min_client: str, where: str) -> SchemaStatus:
+    if min_client and is_at_least(sa_jobs.__version__, min_client):
+        return SchemaStatus(now, latest, usable=True, command=None)
+    return SchemaStatus(
+        now,
+        latest,
+        usable=False,
+        command=(
+            f"The tables of {where} are at {now}, which is for sa-jobs {min_client} or newer, and "
+            f"this is {sa_jobs.__version__}: run `pip install --upgrade sa-jobs`."
+        ),
+    )
+
+
+def _place(schema: str | None, name: str) -> str:
+    return f"{schema}.{name}" if schema else name
+
+
+def _run(schema: str | None, name: str) -> str:
+    return (
+        f"run `sa-jobs db upgrade{place_options(schema, name)}`; where your own Alembic chain "
+        "makes the tables, run `alembic revision --autogenerate` and `alembic upgrade head` "
+        "(Flask-Migrate: `flask db migrate` and `flask db upgrade`)"
+    )
+
+
+@contextmanager
 def _standalone(
-    connection: Connection,
+    bind: Engine | Connection,
     name: str,
     schema: str | None,
-    create_schema: bool,
     wait_seconds: float,
-) -> Target:
+    **options: Any,
+) -> Iterator[Target]:
     from alembic.operations import Operations
     from alembic.runtime.migration import MigrationContext
 
     # Operations of its own, not the module alembic.op, which is one for the whole process.
-    target = Target.open(
-        Operations(MigrationContext.configure(connection)),
-        name=name,
-        schema=schema,
-        create_schema=create_schema,
-        wait_seconds=wait_seconds,
-    )
-    if not holds_lock(connection):
-        raise MigrationError(
-            "the connection is in autocommit, where a failure would leave half of a step behind: "
-            "use one with transactions"
+    def target_on(context: MigrationContext) -> Target:
+        target = Target.open(
+            Operations(context), name=name, schema=schema, wait_seconds=wait_seconds, **options
         )
-    return target
+        if not holds_lock(target.operations.get_bind()):
+            raise MigrationError(
+                "the connection is in autocommit, where a failure would leave half of a step "
+                "behind: use one with transactions"
+            )
+        return target
+
+    if isinstance(bind, Connection):
+        yield target_on(MigrationContext.configure(bind))
+        return
+    with bind.connect() as connection:
+        context = MigrationContext.configure(connection)
+        # Alembic must know the transaction as its own to be able to leave it.
+        with context.begin_transaction():
+            yield target_on(context)
 
 
 def _up(target: Target, to: str, from_: str | None) -> tuple[Step, ...]:
@@ -237,6 +390,7 @@ def _up(target: Target, to: str, from_: str | None) -> tuple[Step, ...]:
                 "revision of your chain that brings them there"
             )
         start = newest
+    target = replace(target, fresh=start < 0)
     pending = steps[start + 1 : last + 1]
     for step in pending:
         module_of(step).upgrade(target)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pkgutil
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any, Literal
 
 import sa_jobs
-from sa_jobs.errors import MigrationError
+from sa_jobs.errors import StepNotFoundError
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,9 @@ class Step:
     """A migration step, as its file declares it.
 
     `phase` is "expand" where clients of the release before go on working on the new tables, and
-    "contract" where only clients of `min_client` or newer do. `released_in` is the first release
-    that has the step.
+    "contract" where only clients of `min_client` or newer do. `min_client` is the oldest release
+    that may work on tables that have this step and those before it. `released_in` is the first
+    release that has the step.
     """
 
     revision: str
@@ -50,14 +52,32 @@ def module_of(step: Step) -> Any:
 
 
 def position(revision: str | None) -> int:
-    """Return the place of a step in the chain, -1 for none; raise MigrationError if unknown."""
+    """Return the place of a step in the chain, -1 for none; raise StepNotFoundError if unknown."""
     if revision is None:
         return -1
     steps = revisions()
     for index, step in enumerate(steps):
         if step.revision == revision:
             return index
-    raise MigrationError(
-        f"sa-jobs {sa_jobs.__version__} has no step {revision!r} (its newest is "
-        f"{steps[-1].revision!r}): install the release of sa-jobs that this step came with"
+    newest = steps[-1].revision
+    if re.fullmatch(r"sa_jobs_\d{4}", revision) and revision > newest:
+        raise StepNotFoundError(
+            f"the step {revision!r} needs a newer sa-jobs (installed {sa_jobs.__version__}, whose "
+            f"newest step is {newest!r}): run `pip install --upgrade sa-jobs`"
+        )
+    raise StepNotFoundError(
+        f"sa-jobs {sa_jobs.__version__} has no step {revision!r} (its newest is {newest!r})"
     )
+
+
+def is_at_least(version: str, oldest: str) -> bool:
+    """Return whether a release is `oldest` or newer; a pre-release counts as its release."""
+    return _numbers(version) >= _numbers(oldest)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    numbers = re.match(r"\d+(\.\d+)*", version)
+    if numbers is None:
+        raise ValueError(f"{version!r} is no version")
+    # So that 1.0 and 1.0.0 are the same.
+    return tuple(int(part) for part in re.sub(r"(\.0+)+$", "", numbers[0]).split("."))

@@ -53,7 +53,8 @@ def _migrate_online(connection: Connection, name: str, schema: str | None) -> No
     # Alembic reflects the default schema under the name None, and the models must agree with it.
     default = connection.dialect.default_schema_name
     metadata = MetaData()
-    tables = attach(metadata, name=name, schema=None if schema == default else schema)
+    place = None if schema == default else schema
+    tables = attach(metadata, name=name, schema=place, register=False)
     own = {table.name for table in tables.all}
 
     def include_name(found: str | None, kind: str, parents: Any) -> bool:

@@ -527,13 +527,15 @@ def test_db_upgrade_creates_the_tables_and_the_other_commands_find_them(
 
 
 def test_tables_of_a_newer_release_are_refused(cli: Cli, connection: Connection) -> None:
-    connection.execute(text("UPDATE sa_jobs_step SET revision = 'sa_jobs_9999'"))
+    connection.execute(
+        text("UPDATE sa_jobs_step SET revision = 'sa_jobs_9999', min_client = '99.0.0'")
+    )
     connection.commit()
 
     ended = cli("list")
 
     assert ended.code == 1
-    assert "newer than sa-jobs" in ended.one_line()
+    assert "for sa-jobs 99.0.0 or newer" in ended.one_line()
 
 
 def test_reading_commands_work_on_a_server_that_only_reads(

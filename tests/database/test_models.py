@@ -33,11 +33,11 @@ from sqlalchemy.orm import (
 )
 from sqlalchemy.schema import BLANK_SCHEMA
 
-from sa_jobs import AttachError, Jobs, attach, cancel, enqueue
+from sa_jobs import AttachError, Jobs, attach, cancel, ddl, enqueue
 from sa_jobs.models import DEFAULT_TABLES, STATES, metadata
 from tests.support.jobs import add, job
 
-OURS = {"sa_jobs", "sa_jobs_failures", "sa_jobs_sleepers", "sa_jobs_step", "sa_jobs_workers"}
+OURS = {f"sa_jobs{suffix}" for suffix in ddl.TABLE_SUFFIXES}
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def works(engine: Engine, tables: Any) -> None:
         session.rollback()
         assert cancel(session, enqueued.id, tables=tables) == "cancelled"
         session.commit()
-        assert session.scalars(select(tables.Step.revision)).one() == "sa_jobs_0001"
+        assert session.scalars(select(tables.Step.revision)).one() == ddl.STEP
 
 
 def test_drop_all_leaves_nothing(empty: Engine) -> None:
@@ -322,8 +322,8 @@ def test_a_schema_that_is_no_plain_identifier_is_refused(schema: Any) -> None:
 
 def test_the_longest_name_is_cut_nowhere(empty: Engine) -> None:
     host = MetaData()
-    longest = "x" * 42
-    with pytest.raises(AttachError, match="at most 42 characters"):
+    longest = "x" * 39
+    with pytest.raises(AttachError, match="at most 39 characters"):
         attach(MetaData(), name=longest + "x")
     tables = attach(host, name=longest)
     host.create_all(empty)
@@ -409,8 +409,16 @@ def test_no_number_of_ours_is_narrower_than_needed(engine: Engine) -> None:
     for table in OURS:
         for column in inspector.get_columns(table):
             kind = str(column["type"])
-            assert kind in {"BIGINT", "TEXT", "JSONB", "TIMESTAMP", "SMALLINT"}, column
+            assert kind in {"BIGINT", "TEXT", "JSONB", "TIMESTAMP", "SMALLINT", "INTERVAL"}, column
             if kind == "SMALLINT":
                 assert column["name"] == "priority"
             if kind == "TIMESTAMP":
                 assert column["type"].timezone, column  # type: ignore[attr-defined]
+
+
+def test_the_archive_has_the_columns_of_the_jobs() -> None:
+    jobs, archive = DEFAULT_TABLES.jobs, DEFAULT_TABLES.archive
+    assert [c.name for c in archive.c if c.name != "archived_at"] == [c.name for c in jobs.c]
+    for column in jobs.c:
+        archived = archive.c[column.name]
+        assert (repr(archived.type), archived.nullable) == (repr(column.type), column.nullable)

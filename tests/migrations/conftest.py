@@ -45,8 +45,20 @@ def make_host(tmp_path: Path, empty_database: str) -> Callable[..., Host]:
 
 
 @pytest.fixture
-def second_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[Step]:
+def second_step(second_step_later: Callable[[], Step]) -> Step:
     """A step after the ones of the package, which adds a column; gone after the test."""
+    return second_step_later()
+
+
+@pytest.fixture
+def second_step_later(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Step]]:
+    """Add that step when it is called: the next release of the package."""
+    yield lambda: _add_step(monkeypatch)
+    monkeypatch.undo()
+    _steps.revisions.cache_clear()
+
+
+def _add_step(monkeypatch: pytest.MonkeyPatch) -> Step:
     real = _steps._modules()
     before = real[-1].STEP.revision
     step = Step(
@@ -69,6 +81,4 @@ def second_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[Step]:
     module: Any = SimpleNamespace(STEP=step, upgrade=upgrade, downgrade=downgrade)
     monkeypatch.setattr(_steps, "_modules", lambda: (*real, module))
     _steps.revisions.cache_clear()
-    yield step
-    monkeypatch.undo()
-    _steps.revisions.cache_clear()
+    return step

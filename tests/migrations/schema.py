@@ -7,6 +7,7 @@ import io
 import os
 import re
 import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from typing import Any
 import psycopg
 from alembic import command
 from alembic.config import Config
+from alembic.script import Script
 from sqlalchemy import MetaData, NullPool, create_engine, text
 from sqlalchemy.engine import make_url
 
+from sa_jobs import ddl
 from sa_jobs.models import attach
 from tests.support.postgres import embedded_bin, system_bin
 
@@ -41,7 +44,7 @@ class Place:
 DEFAULT = Place()
 CUSTOM = Place("queue", "q")
 CASED = Place("Queue", "ourJobs")
-LONGEST = Place(None, "j" * 42)
+LONGEST = Place(None, "j" * 39)
 
 # Every kind of name that a host may ask SQLAlchemy and Alembic to make up.
 NAMING_CONVENTION = {
@@ -73,6 +76,19 @@ def run_script(url: str, script: str) -> None:
     with psycopg.connect(libpq(url), autocommit=True) as connection:
         # Without arguments, psycopg sends the text as it is.
         connection.execute(script.encode())
+
+
+def run_psql(url: str, script: str) -> None:
+    """Run a script as a database administrator does: each statement by itself."""
+    directory = embedded_bin() or system_bin()
+    assert directory is not None
+    subprocess.run(
+        [directory / "psql", "-X", "-q", "-v", "ON_ERROR_STOP=1", "-f", "-", libpq(url)],
+        input=script,
+        text=True,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
 
 
 def libpq(url: str) -> str:
@@ -172,11 +188,47 @@ class Host:
     directory: Path
     url: str
     place: Place = DEFAULT
+    # What env.py calls target_metadata, once target() was called.
+    metadata: Any = None
     _last: str | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         ini = self.directory.with_suffix(".ini")
         command.init(Config(str(ini), stdout=io.StringIO()), str(self.directory))
+
+    def target(self, metadata: Any, *options: str) -> None:
+        """Give env.py the metadata, and `context.configure()` further arguments, online."""
+        self.metadata = metadata
+        self.edit_env(
+            ("target_metadata = None", 'target_metadata = config.attributes["metadata"]'),
+            *(
+                (
+                    "connection=connection, target_metadata=target_metadata\n",
+                    f"connection=connection, target_metadata=target_metadata, {option}\n",
+                )
+                for option in options
+            ),
+        )
+
+    def edit_env(self, *edits: tuple[str, str]) -> None:
+        """Replace pieces of env.py."""
+        env = self.directory / "env.py"
+        source = env.read_text()
+        for old, new in edits:
+            assert old in source, old
+            source = source.replace(old, new)
+        env.write_text(source)
+
+    def autogenerate(self) -> str:
+        """Run `alembic revision --autogenerate`, and return the file's text."""
+        script = command.revision(self.config(), "generated", autogenerate=True)
+        assert isinstance(script, Script)
+        self._last = script.revision
+        return Path(script.path).read_text()
+
+    def check(self) -> None:
+        """Run `alembic check`, which raises a CommandError where it finds something."""
+        command.check(self.config())
 
     def add_naming_convention(self) -> None:
         """Give the host's metadata a naming convention, which Alembic applies in operations."""
@@ -207,7 +259,7 @@ class Host:
         self._last = revision
         return revision
 
-    def add_steps(self, to: str = "sa_jobs_0001", from_: str | None = None, **options: Any) -> str:
+    def add_steps(self, to: str = ddl.STEP, from_: str | None = None, **options: Any) -> str:
         """Add the revision that takes our tables from one step to another."""
         place = {**self.place.options, **options}
         arguments = "".join(f", {key}={value!r}" for key, value in place.items())
@@ -237,10 +289,26 @@ class Host:
         command.downgrade(config, from_to, sql=True)
         return written(config)
 
+    def run(self, *arguments: str) -> str:
+        """Run `alembic` in a process of its own, and return what it prints."""
+        ini = self.directory.with_suffix(".ini")
+        url = self.url.replace("%", "%%")
+        text = re.sub("(?m)^sqlalchemy.url = .*$", f"sqlalchemy.url = {url}", ini.read_text())
+        ini.write_text(text)
+        completed = subprocess.run(
+            [sys.executable, "-m", "alembic", "-c", str(ini), *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert completed.returncode == 0, completed.stdout + completed.stderr
+        return completed.stdout + completed.stderr
+
     def config(self) -> Config:
         """Return the configuration of the host's environment."""
         config = Config(stdout=io.StringIO(), output_buffer=io.StringIO())
         config.set_main_option("script_location", str(self.directory))
         config.set_main_option("path_separator", "os")
         config.set_main_option("sqlalchemy.url", self.url)
+        config.attributes["metadata"] = self.metadata
         return config

@@ -10,8 +10,8 @@ from alembic import command
 from sqlalchemy import Connection, Engine, NullPool, create_engine, event, text
 from sqlalchemy.exc import ProgrammingError
 
-from sa_jobs import migrations
-from sa_jobs.errors import MigrationError, SchemaVersionError
+from sa_jobs import Jobs, migrations
+from sa_jobs.errors import MigrationError, SchemaVersionError, StepNotFoundError
 from sa_jobs.migrations import SchemaStatus, Step
 from tests.migrations.schema import (
     CUSTOM,
@@ -26,6 +26,7 @@ from tests.migrations.schema import (
     pg_dump,
     schemas,
 )
+from tests.support.running import run_all
 
 MakeHost = Callable[..., Host]
 
@@ -295,7 +296,7 @@ def test_offline_the_steps_between_are_written(second_step: Step, make_host: Mak
     rest = host.upgrade_script(f"{first}:{second}")
     back = host.downgrade_script(f"{second}:{first}")
 
-    assert whole.count("CREATE TABLE") == 6
+    assert whole.count("CREATE TABLE") == 9
     assert whole.count("ADD COLUMN added") == 1
     assert "CREATE TABLE" not in rest
     assert "ADD COLUMN added" in rest
@@ -377,7 +378,9 @@ def test_a_step_file_alone_is_refused_out_of_order(
 def test_a_step_of_a_newer_package_is_named(make_host: MakeHost) -> None:
     host = make_host()
     host.add_steps("sa_jobs_9999")
-    with pytest.raises(MigrationError, match=r"has no step 'sa_jobs_9999' .*install the release"):
+    with pytest.raises(
+        StepNotFoundError, match=r"'sa_jobs_9999' needs a newer sa-jobs .*pip install"
+    ):
         host.upgrade()
 
 
@@ -511,8 +514,9 @@ def test_current_and_check_without_tables(empty_engine: Engine) -> None:
             None,
             HEAD,
             usable=False,
-            command="There are no tables of sa_jobs here: run `sa-jobs db upgrade`, or `alembic "
-            "upgrade head` where your own Alembic chain makes the tables.",
+            command="There are no tables of sa_jobs here: run `sa-jobs db upgrade`; where your own "
+            "Alembic chain makes the tables, run `alembic revision --autogenerate` and `alembic "
+            "upgrade head` (Flask-Migrate: `flask db migrate` and `flask db upgrade`).",
         )
         status = migrations.check(connection, schema="queue", name="q")
         assert status.command is not None
@@ -540,9 +544,13 @@ def test_check_of_older_and_newer_tables(
 
         connection.exec_driver_sql("UPDATE sa_jobs_step SET revision = 'sa_jobs_9999'")
         newer = migrations.check(connection)
-        assert newer.current == "sa_jobs_9999"
+        assert newer == SchemaStatus("sa_jobs_9999", second_step.revision, True, None)
+
+        connection.exec_driver_sql("UPDATE sa_jobs_step SET min_client = '9.0'")
+        newer = migrations.check(connection)
         assert not newer.usable
         assert newer.command is not None
+        assert "for sa-jobs 9.0 or newer" in newer.command
         assert "run `pip install --upgrade sa-jobs`" in newer.command
 
 
@@ -585,3 +593,27 @@ def test_a_decoy_earlier_on_the_search_path_is_not_touched(
         "relation r decoy.sa_jobs",
         "relation r decoy.sa_jobs_failures",
     }
+
+
+@pytest.mark.parametrize("step", [step.revision for step in migrations.revisions()])
+def test_a_worker_runs_on_every_step_that_is_called_usable(
+    step: str, empty_engine: Engine, empty_database: str
+) -> None:
+    migrations.apply(empty_engine, step)
+    with empty_engine.connect() as connection:
+        usable = migrations.check(connection).usable
+    jobs = Jobs()
+    ran = []
+
+    @jobs.handler("work")
+    def work(number: int) -> None:
+        ran.append(number)
+
+    with empty_engine.begin() as connection:
+        jobs.enqueue(connection, "work", {"number": 1})
+    if usable:
+        run_all(empty_engine, jobs)
+        assert ran == [1]
+    else:
+        with pytest.raises(SchemaVersionError, match="sa-jobs db upgrade"):
+            run_all(empty_engine, jobs)

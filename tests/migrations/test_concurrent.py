@@ -162,7 +162,7 @@ def wait_until_locked_out(holder: Connection) -> None:
         waiting = holder.scalar(
             text(
                 "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-                " AND query LIKE '%pg_sleep(0.1)' AND pid <> pg_backend_pid()"
+                " AND query LIKE '%pg_try_advisory%' AND pid <> pg_backend_pid()"
             )
         )
         if waiting:

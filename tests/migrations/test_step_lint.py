@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import hashlib
+import itertools
 import re
 import subprocess
 import sys
@@ -12,8 +14,10 @@ import pytest
 from alembic import command
 from alembic.script import ScriptDirectory
 
+import sa_jobs
 from sa_jobs import ddl, migrations
 from sa_jobs.migrations import Step, _steps
+from sa_jobs.migrations._steps import is_at_least
 from tests.migrations.schema import CUSTOM, DEFAULT, Place, checkout_config, written
 
 FILES = sorted(Path(_steps._modules()[0].__file__).parent.glob("sa_jobs_*.py"))
@@ -90,3 +94,69 @@ def test_a_worker_that_checks_the_tables_does_not_load_alembic() -> None:
     program = "import sys, sa_jobs.migrations as m; m.revisions(); print('alembic' in sys.modules)"
     printed = subprocess.check_output([sys.executable, "-c", program], text=True)
     assert printed == "False\n"
+
+
+RELEASED = {
+    name: digest
+    for digest, name in (
+        line.split()
+        for line in Path(__file__).with_name("released_steps.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    )
+}
+
+
+def test_released_steps_have_not_changed() -> None:
+    here = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in FILES}
+    changed = [name for name, digest in RELEASED.items() if here.get(name) != digest]
+    assert not changed, (
+        f"{changed} were released, and hosts' revisions run them: "
+        "take the change back, and write a new step"
+    )
+
+
+@each_step
+def test_steps_of_former_releases_are_listed(step: Step) -> None:
+    """When the version rises, the files of the release before must be in the list."""
+    is_released = not is_at_least(step.released_in, sa_jobs.__version__)
+    assert f"{step.revision}.py" in RELEASED or not is_released, (
+        f"{step.revision} came with {step.released_in}: "
+        "add its line to tests/migrations/released_steps.txt, which says how"
+    )
+
+
+def test_oldest_clients_never_fall_and_expanding_steps_keep_them() -> None:
+    """The marker has the newest step's, which must stand for all steps before it."""
+    steps = migrations.revisions()
+    for before, after in itertools.pairwise(steps):
+        assert is_at_least(after.min_client, before.min_client)
+        if after.phase == "expand":
+            assert after.min_client == before.min_client
+    assert steps[-1].min_client == ddl.MIN_CLIENT
+
+
+@pytest.mark.parametrize(
+    ("version", "oldest", "expected"),
+    [
+        ("0.1.0", "0.1.0", True),
+        ("0.1", "0.1.0", True),
+        ("0.10.0", "0.9.0", True),
+        ("0.1.0.dev1", "0.1.0", True),
+        ("1.0.0rc1", "1.0.1", False),
+        ("0.9.9", "1.0", False),
+        ("0.0.0", "0", True),
+    ],
+)
+def test_versions_are_compared_by_their_numbers(version: str, oldest: str, expected: bool) -> None:
+    assert is_at_least(version, oldest) is expected
+
+
+@each_file
+def test_strong_locks_on_tables_in_use_are_taken_by_alter(file: Path) -> None:
+    """In steps after the first, run() is for what is new, or is dropped as a whole."""
+    if file.stem == "sa_jobs_0001":
+        return
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "target.run":
+            sql = ast.unparse(node.args[0])
+            assert not re.search(r"ALTER TABLE|CREATE (UNIQUE )?INDEX|DROP INDEX", sql)

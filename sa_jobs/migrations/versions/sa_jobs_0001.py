@@ -156,6 +156,7 @@ def _create_step(target: Target) -> None:
     target.run(f"""\
 CREATE TABLE {target.table("_step")} (
     revision text NOT NULL,
+    min_client text NOT NULL,
     CONSTRAINT "{target.name}_step_pkey" PRIMARY KEY (revision)
 )""")
 

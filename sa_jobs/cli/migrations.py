@@ -1,0 +1,216 @@
+"""`sa-jobs migrations`: the steps, and the revisions of a host's Alembic chain that run them."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import sa_jobs
+from sa_jobs.cli.output import escaped, print_line, print_table
+from sa_jobs.errors import MigrationError
+from sa_jobs.migrations import revisions, script
+from sa_jobs.migrations._steps import position
+from sa_jobs.migrations.chain import recorded_step
+from sa_jobs.models import DEFAULT_NAME
+
+if TYPE_CHECKING:
+    from alembic.script import ScriptDirectory
+
+
+@click.group()
+def migrations() -> None:
+    """Show the steps, and write the revision that runs them in your own Alembic chain.
+
+    No database is needed. `alembic revision --autogenerate` and `flask db migrate` write the same
+    revision, from a database.
+    """
+
+
+def _schema_and_name(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option("--name", default=DEFAULT_NAME, show_default=True, help="Name of the tables."),
+        click.option("--schema", help="Schema of the tables, as attach() has it."),
+    ):
+        command = option(command)
+    return command
+
+
+def _host(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option(
+            "--directory",
+            type=click.Path(exists=True, file_okay=False, path_type=Path),
+            help="The migrations folder, as Flask-Migrate has it.",
+        ),
+        click.option(
+            "-c",
+            "--config",
+            type=click.Path(exists=True, dir_okay=False, path_type=Path),
+            help="Alembic's configuration. Default: alembic.ini, pyproject.toml, migrations/.",
+        ),
+    ):
+        command = option(command)
+    return _schema_and_name(command)
+
+
+@migrations.command()
+@_host
+@click.option("--head", help="The head to add the revision to, where there are several.")
+@click.option("--to", default="head", show_default=True, metavar="STEP", help="The last step.")
+@click.option("--remove", is_flag=True, help="Write the revision that drops the tables.")
+@click.option("-m", "--message", help="The revision's message.")
+def new(
+    config: Path | None,
+    directory: Path | None,
+    schema: str | None,
+    name: str,
+    head: str | None,
+    to: str,
+    remove: bool,
+    message: str | None,
+) -> None:
+    """Write the revision that brings the tables to the newest step.
+
+    From the step that the revisions so far name, by your own template, file names and hooks.
+    """
+    from alembic.util import CommandError, rev_id
+
+    from sa_jobs.alembic import IMPORT, DowngradeOp, UpgradeOp, call_of
+
+    scripts = _scripts(config, directory)
+    now = _recorded(scripts, schema, name)
+    last = None if remove else revisions()[-1].revision if to == "head" else to
+    if (not remove and position(last) <= position(now)) or last == now:
+        print_line(f"nothing to do: the chain brings the tables to {now or 'none'}")
+        return
+    op: UpgradeOp | DowngradeOp
+    if remove:
+        op, about = DowngradeOp(last, now, schema=schema, name=name), "remove job queue"
+    else:
+        op = UpgradeOp(last, now, schema=schema, name=name)
+        about = "add job queue" if now is None else f"upgrade job queue to {last}"
+    try:
+        written = scripts.generate_revision(
+            rev_id(),
+            message or about,
+            head=head,
+            imports=IMPORT,
+            upgrades=call_of(op),
+            downgrades=call_of(op.reverse()),
+        )
+    except CommandError as error:
+        raise MigrationError(f"{error} (use --head)" if head is None else str(error)) from error
+    if written is not None:
+        print_line(escaped(str(written.path)))
+
+
+@migrations.command()
+@_host
+def check(config: Path | None, directory: Path | None, schema: str | None, name: str) -> None:
+    """Fail if your chain lacks a step of this release, and say what to run."""
+    now = _recorded(_scripts(config, directory), schema, name)
+    latest = revisions()[-1].revision
+    if position(now) < position(latest):
+        raise MigrationError(
+            f"the revisions bring the tables to {now or 'none'}, and sa-jobs "
+            f"{sa_jobs.__version__} is at {latest}: run `alembic revision --autogenerate`, "
+            "`flask db migrate` or `sa-jobs migrations new`"
+        )
+    print_line(f"the revisions bring the tables to {latest}, the newest step of this release")
+
+
+@migrations.command("list")
+def list_() -> None:
+    """Print the steps of this release, oldest first."""
+    print_table(
+        ("step", "phase", "since", "oldest client", "what it does"),
+        [
+            (step.revision, step.phase, step.released_in, step.min_client, step.summary)
+            for step in revisions()
+        ],
+    )
+
+
+@migrations.command()
+@_schema_and_name
+@click.option("--from", "from_", default="base", show_default=True, metavar="STEP")
+@click.option("--to", metavar="STEP", help="Default: head, or base with --down.")
+@click.option("--down", is_flag=True, help="The way back; --from is then head by default.")
+@click.option("--concurrently", is_flag=True, help="Build indexes while writes go on.")
+def sql(
+    schema: str | None,
+    name: str,
+    from_: str,
+    to: str | None,
+    down: bool,
+    concurrently: bool,
+) -> None:
+    """Print the SQL of steps, for `psql -v ON_ERROR_STOP=1`."""
+    if down:
+        from_ = revisions()[-1].revision if from_ in ("base", "head") else from_
+    first, last = (None if from_ == "base" else from_), to or ("base" if down else "head")
+    click.echo(
+        script(
+            last,
+            from_=first,
+            schema=schema,
+            name=name,
+            concurrently=True if concurrently else "auto",
+        ),
+        nl=False,
+    )
+
+
+# Alembic prints the path too, with an ellipsis.
+_QUIET = Namespace(quiet=True)
+
+
+def _scripts(config: Path | None, directory: Path | None) -> ScriptDirectory:
+    from alembic.script import ScriptDirectory
+    from alembic.util import CommandError
+
+    try:
+        return ScriptDirectory.from_config(_configuration(config, directory))
+    except CommandError as error:
+        raise MigrationError(str(error)) from error
+
+
+def _configuration(config: Path | None, directory: Path | None) -> Any:
+    from alembic.config import Config
+
+    if config is None and directory is None:
+        if Path("alembic.ini").exists():
+            config = Path("alembic.ini")
+        elif "[tool.alembic]" in _text(Path("pyproject.toml")):
+            return Config(toml_file="pyproject.toml", cmd_opts=_QUIET)
+        elif Path("migrations/env.py").exists():
+            directory = Path("migrations")
+        else:
+            raise MigrationError(
+                "there is no alembic.ini, pyproject.toml with [tool.alembic], or migrations/ "
+                "here: say -c or --directory"
+            )
+    if directory is None:
+        return Config(str(config), cmd_opts=_QUIET)
+    # Flask-Migrate keeps the file in there; it names no script_location.
+    ini = directory / "alembic.ini"
+    found = Config(str(config or ini) if config or ini.exists() else None, cmd_opts=_QUIET)
+    found.set_main_option("script_location", str(directory).replace("%", "%%"))
+    return found
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8") if path.exists() else ""
+
+
+def _recorded(scripts: ScriptDirectory, schema: str | None, name: str) -> str | None:
+    from alembic.util import CommandError
+
+    try:
+        return recorded_step(scripts, schema=schema, name=name)
+    except CommandError as error:
+        raise MigrationError(str(error)) from error

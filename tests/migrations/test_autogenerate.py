@@ -1,0 +1,439 @@
+"""Autogenerate in a host's environment writes our revisions, and nothing else of ours."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata, produce_migrations
+from alembic.migration import MigrationContext
+from alembic.operations import Operations
+from alembic.util import CommandError
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Engine,
+    ForeignKey,
+    Integer,
+    MetaData,
+    NullPool,
+    String,
+    Table,
+    create_engine,
+)
+
+import sa_jobs.alembic
+from sa_jobs import attach, migrations
+from sa_jobs.errors import NeedsOwnTransactionError
+from sa_jobs.migrations import Step
+from tests.migrations.schema import (
+    CASED,
+    CUSTOM,
+    DEFAULT,
+    NAMING_CONVENTION,
+    Host,
+    Place,
+    create_all,
+    execute,
+    marker,
+    objects,
+    pg_dump,
+)
+
+MakeHost = Callable[..., Host]
+
+HEAD = migrations.revisions()[-1].revision
+PLACES = [
+    pytest.param(DEFAULT, id="default"),
+    pytest.param(CUSTOM, id="schema-and-name"),
+    pytest.param(CASED, id="capitals"),
+    pytest.param(Place("public"), id="default-schema-by-name"),
+]
+
+
+def body(source: str, function: str) -> list[str]:
+    """Return the statements of a function in a revision."""
+    found = re.search(rf"def {function}\(\)[^\n]*\n(.*?)(?=\ndef |\Z)", source, re.DOTALL)
+    assert found is not None
+    lines = (line.strip() for line in found[1].splitlines())
+    return [line for line in lines if line and not line.startswith(("#", '"""'))]
+
+
+def attached(place: Place = DEFAULT, **options: Any) -> MetaData:
+    """Return metadata with our tables and one of the host's."""
+    metadata = MetaData(**options)
+    Table("own", metadata, Column("id", Integer, primary_key=True))
+    attach(metadata, **place.options)
+    return metadata
+
+
+@pytest.fixture
+def own_tables(empty_database: str) -> None:
+    execute(empty_database, "CREATE TABLE own (id serial PRIMARY KEY)")
+
+
+# --- The four steps of a newcomer -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_host_generates_upgrades_checks_and_goes_back(
+    place: Place, make_host: MakeHost, empty_database: str, another_database: str
+) -> None:
+    host = make_host()
+    metadata = attached(place)
+    host.target(metadata)
+
+    source = host.autogenerate()
+    host.upgrade()
+
+    where = f"schema={place.schema!r}, name={place.name!r}"
+    assert "import sa_jobs.migrations\n" in source
+    assert body(source, "upgrade")[0] == (
+        f"sa_jobs.migrations.upgrade({HEAD!r}, from_=None, {where})"
+    )
+    assert body(source, "downgrade")[-1] == (
+        f"sa_jobs.migrations.downgrade(None, from_={HEAD!r}, {where})"
+    )
+    assert f"create_table('{place.name}" not in source
+    assert "own" in source
+    host.check()
+    with create_engine(another_database, poolclass=NullPool).begin() as connection:
+        metadata.create_all(connection)
+    assert pg_dump(empty_database) == pg_dump(another_database)
+
+    host.downgrade("base")
+    assert objects(empty_database) == set()
+    host.upgrade()
+    host.check()
+
+
+def test_the_next_model_of_the_host_comes_alone(make_host: MakeHost) -> None:
+    host = make_host()
+    metadata = attached()
+    host.target(metadata)
+    host.autogenerate()
+    host.upgrade()
+
+    Table("invoices", metadata, Column("id", Integer, primary_key=True))
+    source = host.autogenerate()
+
+    assert "create_table('invoices'" in source
+    assert "sa_jobs" not in source
+    assert body(source, "upgrade")[-1] == ")"
+    assert "drop_table('own'" not in source
+
+
+def test_a_newer_package_turns_the_check_red_until_the_host_has_its_revision(
+    make_host: MakeHost, second_step_later: Callable[[], Step], empty_database: str
+) -> None:
+    host = make_host()
+    host.target(attached())
+    host.autogenerate()
+    host.upgrade()
+
+    step = second_step_later()
+    host.upgrade()
+    assert marker(empty_database) == [HEAD]
+    with pytest.raises(CommandError, match=rf"sa_jobs_upgrade.*{HEAD}.*{step.revision}"):
+        host.check()
+    source = host.autogenerate()
+    (line,) = body(source, "upgrade")
+    assert line == (
+        f"sa_jobs.migrations.upgrade({step.revision!r}, from_={HEAD!r}, "
+        "schema=None, name='sa_jobs')"
+    )
+    host.upgrade()
+    host.check()
+    host.downgrade("-1")
+    assert marker(empty_database) == [HEAD]
+    host.downgrade("base")
+    assert objects(empty_database) == set()
+
+
+def test_tables_that_are_newer_than_the_package_stop_autogenerate(
+    make_host: MakeHost, empty_database: str
+) -> None:
+    create_all(empty_database)
+    execute(empty_database, "UPDATE sa_jobs_step SET revision = 'sa_jobs_9999'")
+    host = make_host()
+    host.target(attached())
+    with pytest.raises(CommandError, match=r"sa_jobs_9999, .*pip install --upgrade sa-jobs"):
+        host.autogenerate()
+
+
+def test_a_create_all_database_is_clean_and_so_is_one_of_apply(
+    own_tables: None, make_host: MakeHost, empty_database: str, empty_engine: Engine
+) -> None:
+    migrations.apply(empty_engine)
+    host = make_host()
+    host.target(attached())
+    host.check()
+
+
+# --- Hosts ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["include_schemas=True", "compare_server_default=True", "transaction_per_migration=True"],
+)
+@pytest.mark.parametrize("place", [DEFAULT, CUSTOM], ids=lambda place: place.name)
+def test_with_options_of_env_py_the_check_is_clean(
+    option: str, place: Place, make_host: MakeHost
+) -> None:
+    host = make_host()
+    host.target(attached(place), option)
+    host.autogenerate()
+    host.upgrade()
+    host.check()
+
+
+def test_metadata_may_be_a_list(make_host: MakeHost, empty_database: str) -> None:
+    host = make_host()
+    other = MetaData()
+    Table("theirs", other, Column("id", Integer, primary_key=True))
+    host.target([other, attached()])
+    source = host.autogenerate()
+    host.upgrade()
+    host.check()
+    assert body(source, "upgrade")[0].startswith("sa_jobs.migrations.upgrade(")
+    assert marker(empty_database) == [HEAD]
+
+
+def test_metadata_with_a_schema_spells_it_out(make_host: MakeHost, empty_database: str) -> None:
+    execute(empty_database, "CREATE SCHEMA app")
+    metadata = MetaData(schema="app")
+    attach(metadata)
+    host = make_host()
+    host.target(metadata)
+    assert "schema='app', name='sa_jobs')" in host.autogenerate()
+    host.upgrade()
+    host.check()
+    assert marker(empty_database, Place("app")) == [HEAD]
+
+
+def test_a_naming_convention_changes_no_name_of_ours(
+    make_host: MakeHost, empty_database: str, another_database: str
+) -> None:
+    for url, options in [
+        (empty_database, {"naming_convention": NAMING_CONVENTION}),
+        (another_database, {}),
+    ]:
+        metadata = MetaData(**options)  # type: ignore[arg-type]
+        attach(metadata)
+        host = make_host(url)
+        host.target(metadata)
+        host.autogenerate()
+        host.upgrade()
+        host.check()
+    assert pg_dump(empty_database) == pg_dump(another_database)
+
+
+def test_a_foreign_key_of_the_host_comes_after_the_tables(
+    make_host: MakeHost, empty_database: str
+) -> None:
+    metadata = attached()
+    Table(
+        "receipts",
+        metadata,
+        Column("id", Integer, primary_key=True),
+        Column("job_id", BigInteger, ForeignKey("sa_jobs.id")),
+    )
+    host = make_host()
+    host.target(metadata)
+    source = host.autogenerate()
+    assert body(source, "upgrade")[0].startswith("sa_jobs.migrations.upgrade(")
+    assert body(source, "downgrade")[-1].startswith("sa_jobs.migrations.downgrade(")
+    host.upgrade()
+    host.check()
+    host.downgrade("base")
+    assert objects(empty_database) == set()
+
+
+def test_two_queues_are_made_together_and_each_goes_alone(
+    make_host: MakeHost, empty_database: str
+) -> None:
+    metadata = attached()
+    host = make_host()
+    host.target(metadata)
+    host.autogenerate()
+    attach(metadata, **CUSTOM.options)
+    with pytest.raises(CommandError, match="not up to date"):
+        host.autogenerate()
+    host.upgrade()
+    source = host.autogenerate()
+    assert len(body(source, "upgrade")) == 1
+    host.upgrade()
+    host.check()
+    assert marker(empty_database) == marker(empty_database, CUSTOM) == [HEAD]
+    host.downgrade("-1")
+    assert marker(empty_database) == [HEAD]
+    assert not {name for name in objects(empty_database) if " queue." in name}
+
+
+def test_the_version_table_of_the_steps_own_chain_is_left_alone(
+    own_tables: None, make_host: MakeHost, empty_database: str
+) -> None:
+    create_all(empty_database)
+    execute(empty_database, "CREATE TABLE sa_jobs_alembic_version (version_num varchar(32))")
+    host = make_host()
+    host.target(attached())
+    host.check()
+
+
+def test_a_host_that_never_attached_sees_the_tables_as_it_did(
+    make_host: MakeHost, empty_database: str
+) -> None:
+    sa_jobs.alembic.register()
+    create_all(empty_database)
+    metadata = MetaData()
+    host = make_host()
+    host.target(metadata)
+    with pytest.raises(CommandError, match="remove_table"):
+        host.check()
+
+
+@pytest.mark.parametrize("helper", ["include_name", "include_object"])
+def test_a_host_that_does_not_attach_may_hide_them_and_keep_its_own_filter(
+    helper: str, make_host: MakeHost, empty_database: str
+) -> None:
+    create_all(empty_database)
+    execute(empty_database, "CREATE TABLE legacy (id int)")
+    host = make_host()
+    also = {
+        "include_name": "lambda name, kind, parents: name != 'legacy'",
+        "include_object": "lambda found, name, kind, reflected, to: name != 'legacy'",
+    }[helper]
+    host.target(MetaData(), f"{helper}=__import__('sa_jobs.alembic').alembic.{helper}(also={also})")
+    host.check()
+
+    execute(empty_database, "CREATE TABLE forgotten (id int)")
+    with pytest.raises(CommandError, match="forgotten"):
+        host.check()
+
+
+@pytest.mark.parametrize("begin", ["connection.begin()", "connection.exec_driver_sql('SELECT 1')"])
+def test_an_env_that_begins_the_transaction_itself(
+    begin: str, make_host: MakeHost, empty_database: str
+) -> None:
+    """Fresh tables need nothing; large ones an error that names the ways out."""
+    host = make_host()
+    host.edit_env(
+        (
+            "        context.configure(\n            connection=",
+            f"        {begin}\n        context.configure(\n            connection=",
+        ),
+        (
+            "            context.run_migrations()\n\n\nif",
+            "            context.run_migrations()\n        connection.commit()\n\n\nif",
+        ),
+    )
+    host.add_steps("sa_jobs_0001")
+    host.upgrade()
+    assert marker(empty_database) == ["sa_jobs_0001"]
+    fill(empty_database)
+    before = pg_dump(empty_database)
+    host.add_steps("sa_jobs_0002", "sa_jobs_0001")
+
+    with pytest.raises(NeedsOwnTransactionError) as caught:
+        host.upgrade()
+
+    assert isinstance(caught.value, CommandError)
+    for way_out in ("sa-jobs db build-indexes", "transaction_per_migration", "concurrently=False"):
+        assert way_out in str(caught.value)
+    assert pg_dump(empty_database) == before
+
+    # The first way out.
+    migrations.build_indexes(create_engine(empty_database, poolclass=NullPool))
+    host.upgrade()
+    assert marker(empty_database) == ["sa_jobs_0002"]
+
+
+def fill(url: str, rows: int = 10_001) -> None:
+    execute(
+        url,
+        f"INSERT INTO sa_jobs (queue, handler) SELECT 'q', 'h' FROM generate_series(1, {rows})",
+    )
+
+
+# Imported after ours, as in most hosts.
+WITH_ALEMBIC_UTILS = """\
+from sqlalchemy import MetaData
+import sa_jobs
+target_metadata = MetaData()
+sa_jobs.attach(target_metadata)
+from alembic_utils.pg_function import PGFunction
+from alembic_utils.pg_trigger import PGTrigger
+from alembic_utils.replaceable_entity import register_entities
+own = PGFunction('public', 'own()', 'RETURNS int LANGUAGE sql AS $$ SELECT 1 $$')
+register_entities([own], entity_types=[PGFunction, PGTrigger])
+"""
+
+
+def test_alembic_utils_does_not_drop_the_trigger_nor_the_function(make_host: MakeHost) -> None:
+    """In a process of its own, since alembic-utils changes autogenerate for all of it."""
+    pytest.importorskip("alembic_utils")
+    host = make_host()
+    host.edit_env(("target_metadata = None", WITH_ALEMBIC_UTILS))
+    host.run("revision", "--autogenerate", "-m", "generated")
+    source = next(host.directory.glob("versions/*.py")).read_text()
+    assert "create_entity" in source
+    host.run("upgrade", "head")
+    assert "No new upgrade operations" in host.run("check")
+
+
+def test_a_sqlite_host_is_untouched(make_host: MakeHost, tmp_path: Any) -> None:
+    host = make_host(f"sqlite:///{tmp_path / 'host.db'}")
+    metadata = MetaData()
+    Table("own", metadata, Column("id", Integer, primary_key=True), Column("name", String(20)))
+    sa_jobs.alembic.register()
+    host.target(metadata)
+    source = host.autogenerate()
+    host.upgrade()
+    host.check()
+    assert "sa_jobs" not in source
+
+
+# --- Programs -------------------------------------------------------------------------------------
+
+
+def test_a_program_may_run_the_operations_itself(empty_engine: Engine, empty_database: str) -> None:
+    metadata = MetaData()
+    attach(metadata)
+
+    def migrate(connection: Connection) -> None:
+        context = MigrationContext.configure(connection)
+        script = produce_migrations(context, metadata)
+        assert script.upgrade_ops is not None
+        with Operations.context(context) as operations:
+            for op in script.upgrade_ops.ops:
+                operations.invoke(op)
+
+    with empty_engine.begin() as connection:
+        migrate(connection)
+    with empty_engine.begin() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    assert marker(empty_database) == [HEAD]
+
+
+def test_attach_registers_whatever_was_imported_first() -> None:
+    program = (
+        "import sys, sa_jobs\n"
+        "from sqlalchemy import MetaData\n"
+        "assert 'alembic' not in sys.modules\n"
+        "sa_jobs.attach(MetaData(), register=False)\n"
+        "assert 'alembic' not in sys.modules\n"
+        "sa_jobs.attach(MetaData())\n"
+        "from alembic.autogenerate import comparators\n"
+        "import sa_jobs.alembic as ours\n"
+        "assert ours._registered\n"
+        "before = str(comparators._registry)\n"
+        "sa_jobs.attach(MetaData())\n"
+        "assert str(comparators._registry) == before\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)

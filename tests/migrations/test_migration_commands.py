@@ -1,0 +1,234 @@
+"""`sa-jobs migrations` and `sa-jobs db`, as a host's developer and its administrator run them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
+
+from sa_jobs import migrations
+from sa_jobs.cli import main
+from sa_jobs.migrations.chain import recorded_step
+from tests.migrations.schema import (
+    CUSTOM,
+    DEFAULT,
+    Host,
+    Place,
+    create_all,
+    execute,
+    marker,
+    objects,
+    pg_dump,
+    run_psql,
+)
+from tests.support.commands import Ended
+
+MakeHost = Callable[..., Host]
+Run = Callable[..., Ended]
+
+STEPS = [step.revision for step in migrations.revisions()]
+HEAD = STEPS[-1]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run `sa-jobs` in this process; `url=` is the database, and there is none without it."""
+
+    def run(*arguments: str, url: str | None = None) -> Ended:
+        for name in ("SA_JOBS_DATABASE_URL", "DATABASE_URL"):
+            monkeypatch.delenv(name, raising=False)
+        if url is not None:
+            monkeypatch.setenv("DATABASE_URL", url)
+        capsys.readouterr()
+        code = main(arguments)
+        captured = capsys.readouterr()
+        return Ended(code, captured.out, captured.err)
+
+    return run
+
+
+def options(place: Place) -> list[str]:
+    return (["--schema", place.schema] if place.schema else []) + ["--name", place.name]
+
+
+def new_file(ended: Ended) -> str:
+    assert (ended.code, ended.error) == (0, "")
+    return Path(ended.out.splitlines()[-1]).read_text()
+
+
+# --- migrations new and check ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", [DEFAULT, CUSTOM], ids=lambda place: place.name)
+def test_new_writes_what_autogenerate_would(
+    place: Place, run: Run, make_host: MakeHost, empty_database: str, another_database: str
+) -> None:
+    host = make_host()
+    where = ["--directory", str(host.directory), *options(place)]
+    assert "none, and sa-jobs" in run("migrations", "check", *where).one_line()
+
+    source = new_file(run("migrations", "new", *where))
+
+    spelled = f"schema={place.schema!r}, name={place.name!r})"
+    assert f"    sa_jobs.migrations.upgrade({HEAD!r}, from_=None, {spelled}\n" in source
+    assert f"    sa_jobs.migrations.downgrade(None, from_={HEAD!r}, {spelled}\n" in source
+    assert source.startswith('"""add job queue\n')
+    assert "nothing to do" in run("migrations", "new", *where).out
+    assert HEAD in run("migrations", "check", *where).out
+    host.upgrade()
+    create_all(another_database, place)
+    assert pg_dump(empty_database) == pg_dump(another_database)
+
+
+def test_new_goes_on_from_what_the_chain_says_step_by_step_and_removes(
+    run: Run, make_host: MakeHost, empty_database: str
+) -> None:
+    host = make_host()
+    where = ["--directory", str(host.directory)]
+    new_file(run("migrations", "new", "--to", STEPS[0], *where))
+    source = new_file(run("migrations", "new", "-m", "next", *where))
+    assert f"upgrade({HEAD!r}, from_={STEPS[0]!r}, schema=None" in source
+    assert f"downgrade({STEPS[0]!r}, from_={HEAD!r}, schema=None" in source
+    host.upgrade()
+    assert marker(empty_database) == [HEAD]
+
+    source = new_file(run("migrations", "new", "--remove", *where))
+    assert "def upgrade() -> None:\n" in source
+    host.upgrade()
+    assert objects(empty_database) == set()
+    assert "nothing to do" in run("migrations", "new", "--remove", *where).out
+    host.downgrade("-1")
+    assert marker(empty_database) == [HEAD]
+
+
+def test_new_reads_the_configuration(
+    run: Run, make_host: MakeHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = make_host()
+    ini = host.directory.with_suffix(".ini")
+    lines = ini.read_text().replace("[alembic]\n", "[alembic]\nfile_template = q_%%(rev)s\n")
+    ini.write_text(lines)
+    ended = run("migrations", "new", "-c", str(ini))
+    new_file(ended)
+    assert Path(ended.out.strip()).name.startswith("q_")
+
+    monkeypatch.chdir(host.directory.parent)
+    assert "say -c or --directory" in run("migrations", "new").one_line()
+    ini.rename("alembic.ini")
+    assert run("migrations", "check").code == 0
+
+
+def test_new_with_two_heads_names_the_option(run: Run, make_host: MakeHost) -> None:
+    host = make_host()
+    host.add_revision("pass")
+    host._last = None
+    second = host.add_revision("pass")
+    where = ["--directory", str(host.directory)]
+    assert "--head" in run("migrations", "new", *where).one_line()
+    source = new_file(run("migrations", "new", "--head", second, *where))
+    assert f"Revises: {second}\n" in source
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("sa_jobs.migrations.upgrade('sa_jobs_0002', from_='sa_jobs_0001')", "sa_jobs_0002"),
+        ("sa_jobs.migrations.upgrade(to='sa_jobs_0002')", "sa_jobs_0002"),
+        ("sa_jobs.migrations.upgrade()", HEAD),
+        ("sa_jobs.migrations.downgrade('base', from_='sa_jobs_0002')", None),
+        ("sa_jobs.migrations.upgrade('sa_jobs_0001', schema='other')", None),
+        ("other.migrations.upgrade('sa_jobs_0001')", None),
+        ("op.upgrade('sa_jobs_0001')", None),
+    ],
+)
+def test_the_recorded_step_is_read_from_the_files(
+    body: str, expected: str | None, make_host: MakeHost
+) -> None:
+    host = make_host()
+    host.add_revision(body)
+    host.add_revision("pass")
+    config = Config()
+    config.set_main_option("script_location", str(host.directory))
+    assert recorded_step(ScriptDirectory.from_config(config)) == expected
+
+
+# --- migrations list and sql ----------------------------------------------------------------------
+
+
+def test_list_shows_every_step(run: Run) -> None:
+    out = run("migrations", "list").out
+    for step in migrations.revisions():
+        assert step.revision in out
+        assert step.summary in out
+
+
+@pytest.mark.parametrize("place", [DEFAULT, CUSTOM], ids=lambda place: place.name)
+def test_sql_does_what_the_command_does(
+    place: Place, run: Run, empty_database: str, another_database: str
+) -> None:
+    where = options(place)
+    create_all(another_database, place)
+    run_psql(empty_database, run("migrations", "sql", "--to", STEPS[0], *where).out)
+    run_psql(
+        empty_database,
+        run("migrations", "sql", "--from", STEPS[0], "--concurrently", *where).out,
+    )
+    assert pg_dump(empty_database) == pg_dump(another_database)
+    assert "nothing to do" in run("db", "upgrade", *where, url=empty_database).out
+    run_psql(empty_database, run("migrations", "sql", "--down", *where).out)
+    assert objects(empty_database) == set()
+
+
+# --- db -------------------------------------------------------------------------------------------
+
+
+def test_db_goes_up_and_down(run: Run, empty_database: str) -> None:
+    url = empty_database
+    assert "no tables" in run("db", "build-indexes", url=url).one_line()
+    assert run("db", "upgrade", "--to", STEPS[0], url=url).out.startswith(STEPS[0])
+    assert "sa-jobs db upgrade" in run("db", "check", url=url).one_line()
+    assert run("db", "build-indexes", url=url).out.count("are built") == 2
+    assert run("db", "upgrade", "--concurrently", "always", url=url).out.count("\n") == 2
+    assert "nothing to do" in run("db", "build-indexes", url=url).out
+    assert run("db", "downgrade", "--to", STEPS[1], url=url).out.startswith(HEAD)
+    assert run("db", "current", url=url).out == f"{STEPS[1]}\n"
+    assert "--yes" in run("db", "downgrade", "--to", "base", url=url).one_line()
+    assert run("db", "downgrade", "--to", "base", "--yes", url=url).code == 0
+    assert objects(url) == set()
+
+
+def test_a_step_that_the_package_lacks_is_named(run: Run, empty_database: str) -> None:
+    for arguments in (["db", "upgrade"], ["migrations", "sql"]):
+        ended = run(*arguments, "--to", "sa_jobs_9999", url=empty_database)
+        assert ended.code == 1
+        assert "needs a newer sa-jobs" in ended.one_line()
+
+
+def test_a_newer_schema_that_this_release_may_use_is_fine(run: Run, empty_database: str) -> None:
+    create_all(empty_database)
+    execute(empty_database, "UPDATE sa_jobs_step SET revision = 'sa_jobs_9999'")
+    assert "newer than the newest step" in run("db", "check", url=empty_database).out
+    execute(empty_database, "UPDATE sa_jobs_step SET min_client = '9.0.0'")
+    assert "pip install --upgrade sa-jobs" in run("db", "check", url=empty_database).one_line()
+
+
+def test_six_commands_at_once_all_succeed(empty_database: str, another_database: str) -> None:
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "sa_jobs", "db", "upgrade", "--database-url", empty_database],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(6)
+    ]
+    ended = [(*process.communicate(timeout=120), process.returncode) for process in processes]
+    assert [code for _, _, code in ended] == [0] * 6, ended
+    assert sum("nothing to do" in out for out, _, _ in ended) == 5
+    create_all(another_database)
+    assert pg_dump(empty_database) == pg_dump(another_database)

@@ -1,9 +1,10 @@
 """The runner: claims jobs, runs their handlers, writes the outcomes. It contains no SQL.
 
 `worker` starts and ends it all; `loop` is where everything meets, on one thread. Around it:
-`threads` and `coroutines` run handlers by way of `execution`, `heartbeat` keeps the leases,
-`wakeup` listens, `sweep` reclaims, `writer` stores outcomes, `pace` says when to look for jobs,
-`links` holds the connections, `faults` tells errors apart.
+`threads` and `coroutines` run handlers by way of `execution`, `heartbeat` keeps the leases and
+`watch` sees to those that it cannot keep, `wakeup` listens, `sweep` reclaims, `writer` stores
+outcomes, `pace` says when to look for jobs, `links` holds the connections, `faults` tells errors
+apart.
 """
 
 from sa_jobs.worker.loop import EXIT_FAILURE, EXIT_HANDED_BACK, EXIT_OK

@@ -21,7 +21,7 @@ from sa_jobs.worker.execution import timed_out
 from sa_jobs.worker.faults import Recovery, first_line, hopeless
 from sa_jobs.worker.links import Link
 from sa_jobs.worker.pace import Pace
-from sa_jobs.worker.records import log_ended_before, log_lost, log_outcome, log_overdue
+from sa_jobs.worker.records import log_ended_before, log_lost, log_outcome
 from sa_jobs.worker.running import (
     Committed,
     Ended,
@@ -283,14 +283,12 @@ class ControlLoop:
     # --- time ----------------------------------------------------------------------------------
 
     def _next_deadline(self) -> float:
-        """Return the seconds until a time-out or the end of a lease is to be looked at."""
+        """Return the seconds until a time-out is to be looked at."""
         now = time.monotonic()
         left = _LONGEST_WAIT_SECONDS
         for running in self._running.values():
             if running.with_writer:
                 continue
-            if running.stop_reason is None:
-                left = min(left, running.deadline - now)
             timeout = running.handler.timeout
             if timeout is not None:
                 # What has not begun yet runs out of its time no sooner than this.
@@ -299,7 +297,7 @@ class ControlLoop:
         return max(0.0, left)
 
     def _expire(self) -> None:
-        """Book attempts that ran out of time as failed, and stop handlers whose lease ran out."""
+        """Book the attempts that ran out of their time as failed; their slots are free again."""
         now = time.monotonic()
         for running in list(self._running.values()):
             timeout = running.handler.timeout
@@ -314,11 +312,6 @@ class ControlLoop:
                 self._leave(running)
                 text = timed_out(running)
                 self._writer.add(running, failed(running.job, text, running.handler.backoff))
-            elif running.deadline <= now and running.stop_reason is None:
-                # Another worker may run it by now. What the handler still returns is written if
-                # the row says that it is ours after all.
-                running.stop("lost")
-                log_overdue(running)
         self._check_slots()
 
     def _check_slots(self) -> None:

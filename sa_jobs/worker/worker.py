@@ -37,6 +37,7 @@ from sa_jobs.worker.running import Mailbox, Stop
 from sa_jobs.worker.sweep import FORGET_SECONDS, Sweep
 from sa_jobs.worker.threads import Threads
 from sa_jobs.worker.wakeup import Wakeup
+from sa_jobs.worker.watch import LeaseWatch
 
 logger = logging.getLogger("sa_jobs.worker")
 
@@ -243,7 +244,9 @@ class Worker:
             self.concurrency,
             ", ".join(self.jobs.names),
         )
+        watch = LeaseWatch(loop.claims, self.lease)
         heartbeat.start()
+        watch.start()
         sweep.start()
         if listen:
             wakeup.start()
@@ -254,6 +257,7 @@ class Worker:
             wakeup.end()
             # Last, so that what drains keeps its leases.
             heartbeat.end()
+            watch.end()
             self._forget(link)
 
     def _interrupt_statements(self) -> None:

@@ -26,6 +26,7 @@ from sa_jobs.errors import (
     TransactionError,
     UnknownHandlerError,
     WorkerError,
+    WorkerOptionError,
 )
 from sa_jobs.handlers import Jobs
 from sa_jobs.models import Tables, attach
@@ -59,6 +60,7 @@ __all__ = [
     "UnknownHandlerError",
     "Worker",
     "WorkerError",
+    "WorkerOptionError",
     "attach",
     "cancel",
     "enqueue",

@@ -84,6 +84,8 @@ def _clean(error: BaseException) -> None:
         error.args = (f"({kind.__module__}.{kind.__name__}) {error.orig}",)
     modules = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
     pattern = _AFTER_MESSAGE if modules.intersection(_DRIVERS) else _DETAIL
+    if "asyncpg" in modules and getattr(error, "detail", None):
+        error.detail = None  # type: ignore[attr-defined]  # Its text is put together when asked for.
     cleaned = tuple(_cleaned(argument, pattern) for argument in error.args)
     if cleaned != error.args:
         error.args = cleaned

@@ -53,19 +53,24 @@ def load_jobs(reference: str) -> Jobs:
 
 
 def _import(name: str) -> ModuleType:
+    reason = None
     try:
         directory = str(Path.cwd())
     except OSError as error:
-        raise WorkerError(
-            f"cannot look for {name} in the current directory ({error.strerror}): start the worker "
-            "in the application's directory"
-        ) from error
-    if directory not in sys.path:
+        directory = ""  # It is gone, or not ours to see; an installed application needs none.
+        reason = error.strerror
+    if directory and directory not in sys.path:
         sys.path.insert(0, directory)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            if not directory:
+                raise WorkerError(
+                    f"there is no module {error.name!r} among the installed packages, and the "
+                    f"current directory cannot be looked at ({reason}): start the worker in the "
+                    "application's directory"
+                ) from None
             raise click.UsageError(
                 f"there is no module {error.name!r} in {directory} or among the installed packages"
             ) from None

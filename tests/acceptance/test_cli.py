@@ -228,9 +228,12 @@ def test_a_current_directory_that_is_gone_is_one_line(database_url: str, tmp_pat
     gone = tmp_path / "gone"
     line = f"mkdir '{gone}'; cd '{gone}'; rmdir '{gone}'; sa_jobs"
 
-    ended = in_shell(f"{line} worker tests.acceptance.app:jobs", url=database_url)
+    ended = in_shell(f"{line} worker app_of_mine:jobs", url=database_url)
     assert (ended.code, ended.out) == (1, "")
-    assert "cannot look for tests.acceptance.app in the current directory" in ended.one_line()
+    assert "the current directory cannot be looked at (No such file" in ended.one_line()
+    # An installed application is found without one.
+    ended = in_shell(f"{line} worker sa_jobs.errors:jobs", url=database_url)
+    assert "sa_jobs.errors has no 'jobs'" in ended.one_line()
     assert in_shell(f"{line} list", url=database_url) == Ended(0, "no jobs\n", "")
 
 

@@ -206,36 +206,22 @@ def reclaim(
     limit: int = RECLAIM_BATCH,
     worker: str = "",
     held: Sequence[int] = (),
+    alone: bool = False,
     tables: Tables = DEFAULT_TABLES,
 ) -> list[Reclaimed]:
     """Take back jobs whose lease ran out, whoever held them, and return them.
 
     Each is ready again while attempts remain, else dead. One statement; any number of workers may
-    call it at once. A worker that calls it leaves out the jobs that it runs itself: `worker` and
-    `held`. Jobs that became ready wake sleeping workers.
+    call it at once, and with `alone` all but one of them take nothing. A worker that calls it
+    leaves out the jobs that it runs itself: `worker` and `held`. Jobs that became ready wake
+    sleeping workers.
     """
     rows = connection.execute(
-        statements.reclaim(tables), {"limit": limit, "worker": worker, "held": list(held)}
+        statements.reclaim(tables, alone=alone),
+        {"limit": limit, "worker": worker, "held": list(held)},
     ).all()
     _wake(connection, rows, tables)
     return [Reclaimed(*row) for row in rows]
-
-
-def sweep(
-    connection: Connection,
-    *,
-    limit: int = RECLAIM_BATCH,
-    worker: str = "",
-    held: Sequence[int] = (),
-    tables: Tables = DEFAULT_TABLES,
-) -> list[Reclaimed]:
-    """Reclaim as one sweep at a time: return nothing where another transaction sweeps already.
-
-    Runs in the caller's transaction, which holds an advisory lock until it ends.
-    """
-    if not connection.execute(presence.sweep_lock(tables)).scalar():
-        return []
-    return reclaim(connection, limit=limit, worker=worker, held=held, tables=tables)
 
 
 _WRITES: dict[type[Any], tuple[Any, dict[str, str]]] = {

@@ -64,13 +64,6 @@ def probe(connection: Connection) -> None:
 
 
 @built
-def sweep_lock(tables: Tables) -> Select[tuple[bool]]:
-    """Try to become the one sweep of these tables until the transaction ends; select whether."""
-    key = func.hashtextextended(func.concat(_channel(tables), ":sweep"), 0)
-    return select(func.pg_try_advisory_xact_lock(key))
-
-
-@built
 def channel(tables: Tables) -> Select[tuple[str]]:
     """Select the notification channel of these tables, which the trigger function notifies on."""
     return select(_channel(tables))

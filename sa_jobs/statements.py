@@ -49,7 +49,7 @@ from sqlalchemy import (
     true,
     update,
 )
-from sqlalchemy.dialects.postgresql import JSONB, REGCLASS, Insert
+from sqlalchemy.dialects.postgresql import JSONB, OID, REGCLASS, Insert
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 
 from sa_jobs import limits
@@ -79,6 +79,9 @@ LEASE_EXPIRED_FINALLY = "lease expired on final attempt"
 # is partial on the status.
 READY, RUNNING, DONE, DEAD, CANCELLED = (literal_column(f"'{state}'", Text()) for state in STATES)
 LIVE = (READY, RUNNING)
+
+# Advisory locks of sweeps are this, "swp" in the upper half, and the oid of the jobs table.
+_SWEEP_LOCK = int.from_bytes(b"swp", "big") << 32
 
 # The order of these is the order of the columns in INSERT ... SELECT.
 ENQUEUE_COLUMNS: dict[str, Any] = {
@@ -567,7 +570,7 @@ def disown(tables: Tables, *, now: Moment = NOW) -> Executable:
 
 
 @built
-def reclaim(tables: Tables, *, now: Moment = NOW) -> Executable:
+def reclaim(tables: Tables, *, alone: bool = False, now: Moment = NOW) -> Executable:
     """Take back up to `limit` jobs whose lease ran out, and return what became of them.
 
     The rows are (id, queue, handler, attempt, worker, status). Each job gets a row of history that
@@ -585,6 +588,7 @@ def reclaim(tables: Tables, *, now: Moment = NOW) -> Executable:
                 jobs.c.locked_by == bindparam("worker", type_=Text()),
                 jobs.c.id == any_(array("held", BigInteger())),
             ),
+            *([_is_our_turn(tables)] if alone else []),
         )
         .order_by(jobs.c.id)
         .limit(bindparam("limit", type_=BigInteger()))
@@ -747,6 +751,13 @@ def _given_back(
         updated_at=now,
     ).returning(jobs.c.id, jobs.c.queue, jobs.c.status)
     return statement
+
+
+def _is_our_turn(tables: Tables) -> ColumnElement[bool]:
+    # A subquery of its own is evaluated once, not for each row.
+    oid = cast(cast(func.to_regclass(table_name(tables.jobs)), OID), BigInteger)
+    key: ColumnElement[int] = literal_column(str(_SWEEP_LOCK), BigInteger()) + oid
+    return select(func.pg_try_advisory_xact_lock(key)).scalar_subquery().is_(true())
 
 
 def _failed_columns(tables: Tables) -> list[ColumnElement[Any]]:

@@ -53,26 +53,23 @@ class Link:
     """One role's connection: opened at first use, held, and opened anew after it was dropped.
 
     Not for use by two threads at once. It is in autocommit mode, so that it is never idle in a
-    transaction; with `transactional` the user of the link begins and ends transactions.
+    transaction, and a process that is stopped half-way holds no lock.
     """
 
-    def __init__(self, engine: Engine, application_name: str, *, transactional: bool = False):
+    def __init__(self, engine: Engine, application_name: str) -> None:
         # A pool of its own: the host's may be as small as one connection.
         pool = engine.pool.recreate()
         self._engine = Engine(pool, engine.dialect, engine.url, hide_parameters=True)
         self._application_name = application_name[:63]
-        self._isolation = "READ COMMITTED" if transactional else "AUTOCOMMIT"
         self._connection: Connection | None = None
 
     def connection(self) -> Connection:
         """Return the connection, opening it if there is none."""
         if self._connection is None or self._connection.invalidated:
             self.drop()
-            connection = self._engine.connect().execution_options(isolation_level=self._isolation)
+            connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
             try:
                 presence.prepare_session(connection, self._application_name)
-                if self._isolation != "AUTOCOMMIT":
-                    connection.commit()
                 _set_socket_options(connection)
             except BaseException:
                 connection.invalidate()

@@ -40,16 +40,16 @@ class Sweep(HealingThread):
         """Take back all lapsed jobs, batch by batch."""
         while not self._ended.is_set():
             connection = self._link.connection()
-            with connection.begin():
-                taken = claims.sweep(
-                    connection,
-                    worker=self._worker,
-                    held=[running.job.id for running in self._running()],
-                    tables=self._tables,
-                )
-                connection.execute(
-                    presence.forget_workers(self._tables), {"id": "", "seconds": FORGET_SECONDS}
-                )
+            taken = claims.reclaim(
+                connection,
+                worker=self._worker,
+                held=[running.job.id for running in self._running()],
+                alone=True,
+                tables=self._tables,
+            )
+            connection.execute(
+                presence.forget_workers(self._tables), {"id": "", "seconds": FORGET_SECONDS}
+            )
             if taken:
                 for job in taken:
                     log_reclaimed(job)

@@ -229,7 +229,7 @@ class Worker:
             tables=self._tables,
         )
         sweep = Sweep(
-            self._link("sweep", transactional=True),
+            self._link("sweep"),
             self._mailbox,
             loop.claims,
             worker=self.id,
@@ -265,8 +265,8 @@ class Worker:
         while not self._ended.wait(_PATIENCE_SECONDS):
             self._control_link.interrupt()
 
-    def _link(self, role: str, *, transactional: bool = False) -> Link:
-        return Link(self._control, f"sa-jobs {role}", transactional=transactional)
+    def _link(self, role: str) -> Link:
+        return Link(self._control, f"sa-jobs {role}")
 
     def _forget(self, link: Link) -> None:
         """Take the worker's row out of the operators' view."""

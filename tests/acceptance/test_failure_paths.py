@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
+from datetime import timedelta
 from itertools import pairwise
 
 import pytest
@@ -205,3 +206,25 @@ def test_without_a_heartbeat_the_job_is_reclaimed_and_the_late_end_changes_nothi
     assert failures(engine, job_id) == history
     if handler == "effect":
         assert effects_of(engine, job_id) == 1
+
+
+def test_a_worker_that_is_stopped_anywhere_keeps_nobody_from_sweeping(
+    app_database: str, engine: Engine
+) -> None:
+    """Also in the middle of its own sweep, which comes several times a second here."""
+    job_id = add(engine, "sleep", seconds=0.0)
+    for _ in range(3):
+        with WorkerProcess(app_database, "--sweep", "0.01", "--queue", "another") as stopped:
+            stopped.wait_until_ready()
+            stopped.send(signal.SIGSTOP)
+            with engine.begin() as connection:
+                connection.execute(
+                    update(Job).values(
+                        status="running",
+                        locked_by="gone",
+                        leased_until=func.now() - timedelta(seconds=1),
+                        finished_at=None,
+                    )
+                )
+            with WorkerProcess(app_database):
+                wait_until(lambda: status(engine, job_id) == "done", "it is reclaimed and run")

@@ -19,6 +19,7 @@ from sa_jobs.cli.jobs import MAX_READ_BYTES
 from sa_jobs.models import DEFAULT_TABLES
 from tests.support.commands import Ended
 from tests.support.jobs import add, all_jobs, change, job
+from tests.support.waiting import wait_until
 
 MINUTE = dt.timedelta(minutes=1)
 
@@ -720,10 +721,15 @@ def test_no_command_leaves_a_connection_behind(cli: Cli, connection: Connection)
     for arguments in (["status"], ["list"], ["show", "1"], ["cancel", "1"], ["db", "check"]):
         cli(*arguments)
 
-    others = connection.scalar(
-        text(
-            "SELECT count(*) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND application_name = 'sa-jobs'"
+    def all_are_gone() -> bool:
+        others = connection.scalar(
+            text(
+                "SELECT count(*) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND application_name = 'sa-jobs'"
+            )
         )
-    )
-    assert others == 0
+        connection.commit()
+        return bool(others == 0)
+
+    # The server ends a session a moment after its client has closed it.
+    wait_until(all_are_gone, "no connection is left", seconds=5)

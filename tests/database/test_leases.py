@@ -492,8 +492,8 @@ def test_one_sweep_at_a_time(connection: Connection, engine: Engine) -> None:
     one = claimed(connection)
     lapse(connection, one)
     with engine.connect() as other:
-        assert claims.sweep(other) != []
-        assert claims.sweep(connection) == []
+        assert claims.reclaim(other, alone=True) != []
+        assert claims.reclaim(connection, alone=True) == []
         connection.commit()
         other.rollback()
-    assert [taken.id for taken in claims.sweep(connection)] == [one.id]
+    assert [taken.id for taken in claims.reclaim(connection, alone=True)] == [one.id]

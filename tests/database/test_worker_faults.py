@@ -242,33 +242,36 @@ def test_a_buffered_job_is_not_stranded_by_a_time_out(engine: Engine, jobs: Jobs
 @pytest.mark.parametrize("kind", ["thread", "swallowing coroutine", "blocked loop"])
 def test_a_second_stop_waits_for_no_handler(engine: Engine, jobs: Jobs, kind: str) -> None:
     go = threading.Event()
+    began = threading.Event()
     if kind == "thread":
 
         @jobs.handler("stays")
         def stays() -> None:
+            began.set()
             go.wait(30)
     elif kind == "blocked loop":
 
         @jobs.handler("stays")
         async def stays_blocked() -> None:
+            began.set()
             go.wait(30)
     else:
 
         @jobs.handler("stays")
         async def stays_swallowing() -> None:
+            began.set()
             while not go.is_set():
                 with suppress(asyncio.CancelledError):
                     await asyncio.sleep(0.05)
 
     (job_id,) = add(engine, jobs, "stays")
     worker = RunningWorker(Worker(engine, jobs, **{**SHORT, "lease": 30.0, "grace": 30.0}))
-    wait_until(lambda: status(engine, job_id) == "running", "it runs")
-    time.sleep(0.3)
-    began = time.monotonic()
+    assert began.wait(20)
+    asked_at = time.monotonic()
     worker.worker.stop()
     worker.worker.stop()
     worker.join()
-    took = time.monotonic() - began
+    took = time.monotonic() - asked_at
     go.set()
 
     assert took < 5

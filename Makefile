@@ -33,6 +33,15 @@ test-oldest: $(OLDEST)/.installed ## Run the tests with the oldest libraries tha
 	@SA_JOBS_TEST_SERVER=$${SA_JOBS_TEST_SERVER:-$(OLDEST_SERVER)} \
 		$(OLDEST)/bin/python -m pytest $(PYTEST_ARGS)
 
+.PHONY: hosts
+hosts: $(VENV)/.installed-tests ## Adopt the package in whole host applications, from its wheel
+	@$(VENV)/bin/python -m pytest tests/hosts -m hosts -n 2 $(PYTEST_ARGS)
+
+.PHONY: hosts-oldest
+hosts-oldest: $(OLDEST)/.installed ## The same with the oldest libraries that are supported
+	@SA_JOBS_TEST_SERVER=$${SA_JOBS_TEST_SERVER:-$(OLDEST_SERVER)} \
+		$(OLDEST)/bin/python -m pytest tests/hosts -m hosts -n 2 $(PYTEST_ARGS)
+
 .PHONY: coverage
 coverage: $(VENV)/.installed-tests ## Run the tests and show which lines they miss
 	@$(VENV)/bin/python -m pytest --cov $(PYTEST_ARGS)

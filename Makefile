@@ -5,6 +5,7 @@ PYTHON_OLDEST ?= $(PYTHON)
 VENV := .venv
 OLDEST := .venv-oldest
 PYTEST_ARGS ?=
+HOSTS := tests/hosts -m hosts -n 2 --timeout 600
 
 # The oldest libraries are tested on the system's PostgreSQL where one new enough is installed.
 OLDEST_SERVER := $(if $(wildcard /usr/lib/postgresql/1[5-9]/bin/initdb /usr/lib/postgresql/[2-9][0-9]/bin/initdb),system,embedded)
@@ -35,12 +36,12 @@ test-oldest: $(OLDEST)/.installed ## Run the tests with the oldest libraries tha
 
 .PHONY: hosts
 hosts: $(VENV)/.installed-tests ## Adopt the package in whole host applications, from its wheel
-	@$(VENV)/bin/python -m pytest tests/hosts -m hosts -n 2 $(PYTEST_ARGS)
+	@$(VENV)/bin/python -m pytest $(HOSTS) $(PYTEST_ARGS)
 
 .PHONY: hosts-oldest
 hosts-oldest: $(OLDEST)/.installed ## The same with the oldest libraries that are supported
 	@SA_JOBS_TEST_SERVER=$${SA_JOBS_TEST_SERVER:-$(OLDEST_SERVER)} \
-		$(OLDEST)/bin/python -m pytest tests/hosts -m hosts -n 2 $(PYTEST_ARGS)
+		$(OLDEST)/bin/python -m pytest $(HOSTS) $(PYTEST_ARGS)
 
 .PHONY: coverage
 coverage: $(VENV)/.installed-tests ## Run the tests and show which lines they miss

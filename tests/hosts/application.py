@@ -214,6 +214,14 @@ class Host:
         assert ended.code == 0, ended.out + ended.error
         return ended.out
 
+    def command(self, *arguments: str) -> str:
+        """Run a command that the environment has, which must succeed; return all it wrote."""
+        ended = self.environment.command(
+            *arguments, directory=self.directory, variables=self.variables
+        )
+        assert ended.code == 0, f"{' '.join(arguments)}: {ended.out}{ended.error}"
+        return ended.out + ended.error
+
     def migrate(self, message: str) -> str:
         """Let autogenerate write a revision, and return its text."""
         before = set(self.revisions)

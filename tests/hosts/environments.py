@@ -72,8 +72,18 @@ class Environment:
         self, *arguments: str, directory: Path, variables: Mapping[str, str] | None = None
     ) -> Ended:
         """Run Python with these arguments in a directory, and return how it ended."""
+        return self.command("python", *arguments, directory=directory, variables=variables)
+
+    def command(
+        self,
+        program: str,
+        *arguments: str,
+        directory: Path,
+        variables: Mapping[str, str] | None = None,
+    ) -> Ended:
+        """Run one of the environment's programs in a directory, and return how it ended."""
         ended = subprocess.run(
-            [str(self.python), *arguments],
+            [str(self.python.with_name(program)), *arguments],
             cwd=directory,
             env=_variables(variables),
             stdin=subprocess.DEVNULL,

@@ -197,7 +197,7 @@ class Host:
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """Start `alembic` or `flask db`."""
         return self.environment.start(
-            *self.program, *arguments, directory=self.directory, variables=self.variables
+            "python", *self.program, *arguments, directory=self.directory, variables=self.variables
         )
 
     def ok(self, *arguments: str) -> str:

@@ -95,11 +95,15 @@ class Environment:
         return Ended(ended.returncode, ended.stdout, ended.stderr)
 
     def start(
-        self, *arguments: str, directory: Path, variables: Mapping[str, str] | None = None
+        self,
+        program: str,
+        *arguments: str,
+        directory: Path,
+        variables: Mapping[str, str] | None = None,
     ) -> subprocess.Popen[str]:
-        """Start Python with these arguments in a directory."""
+        """Start one of the environment's programs in a directory."""
         return subprocess.Popen(
-            [str(self.python), *arguments],
+            [str(self.python.with_name(program)), *arguments],
             cwd=directory,
             env=_variables(variables),
             stdin=subprocess.DEVNULL,

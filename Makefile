@@ -43,6 +43,14 @@ hosts-oldest: $(OLDEST)/.installed ## The same with the oldest libraries that ar
 	@SA_JOBS_TEST_SERVER=$${SA_JOBS_TEST_SERVER:-$(OLDEST_SERVER)} \
 		$(OLDEST)/bin/python -m pytest $(HOSTS) $(PYTEST_ARGS)
 
+.PHONY: hosts-matrix
+hosts-matrix: $(VENV)/.installed-tests ## Two hosts with every pair of SQLAlchemy and Alembic
+	@SA_JOBS_TEST_PAIRS=all $(VENV)/bin/python -m pytest $(HOSTS) -k test_versions $(PYTEST_ARGS)
+
+.PHONY: hosts-load
+hosts-load: $(VENV)/.installed-tests ## Measure what inserts notice of an upgrade (a million jobs)
+	@$(VENV)/bin/python -m benchmarks.migration_load
+
 .PHONY: coverage
 coverage: $(VENV)/.installed-tests ## Run the tests and show which lines they miss
 	@$(VENV)/bin/python -m pytest --cov $(PYTEST_ARGS)

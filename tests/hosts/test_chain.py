@@ -12,7 +12,7 @@ from sa_jobs.migrations._ddl import LOCK_KEY
 from tests.hosts.application import FLASK, PLAIN, Host, Layout
 from tests.hosts.conftest import MakeHost
 from tests.hosts.environments import NEXT_STEP, THIS_STEP, Environments
-from tests.hosts.test_layouts import KINDS
+from tests.hosts.test_layouts import KINDS, MAIL
 from tests.migrations.schema import execute, libpq, marker, objects, pg_dump
 from tests.support.commands import Ended
 from tests.support.postgres import embedded_bin, system_bin
@@ -209,6 +209,23 @@ def wait_for_transactions(connection: psycopg.Connection[tuple[int]], count: int
             return
         time.sleep(0.02)
     raise AssertionError(f"there were never {count} migrations at once")
+
+
+def test_two_queues_go_one_by_one(make_host: MakeHost, empty_database: str) -> None:
+    host = make_host(KINDS["include-schemas"].layout)
+    adopted(host)
+    host.upgrade()
+    first = pg_dump(empty_database)
+    host.edit(host.layout.models, (host.layout.attach, KINDS["two-queues"].layout.attach))
+    source = host.migrate("add mail queue")
+    assert source.count("sa_jobs.migrations.upgrade(") == 1
+    host.upgrade()
+    host.check()
+    assert marker(empty_database) == marker(empty_database, MAIL) == [THIS_STEP]
+
+    host.ok("downgrade", "-1")
+    execute(empty_database, "DROP SCHEMA queue")
+    assert pg_dump(empty_database) == first
 
 
 # --- Large tables ---------------------------------------------------------------------------------

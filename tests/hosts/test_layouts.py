@@ -173,6 +173,7 @@ DATACLASSES = (
     + '    note: Mapped[str] = mapped_column(default="")\n'
 )
 
+MAIL = Place("queue", "mail")
 TWO_QUEUES = 'sa_jobs.attach(Base)\nsa_jobs.attach(Base, schema="queue", name="mail")'
 
 CONNECT = "with connectable.connect() as connection:\n"
@@ -250,9 +251,7 @@ KINDS = {
         with_models(PLAIN, TWO_BASES, metadata="[models.Stock.metadata, models.Base.metadata]")
     ),
     "foreign-key": Kind(with_models(PLAIN, FOREIGN_KEY), program=RELATE),
-    "two-queues": Kind(
-        configured("include_schemas=True", attach=TWO_QUEUES), (DEFAULT, Place("queue", "mail"))
-    ),
+    "two-queues": Kind(configured("include_schemas=True", attach=TWO_QUEUES), (DEFAULT, MAIL)),
     "engine-begin": Kind(Layout(env=(BEGIN,))),
     "advisory-lock": Kind(Layout(env=(ADVISORY, COMMIT))),
     "alembic-utils": Kind(with_models(PLAIN, UTILS)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
@@ -18,8 +19,17 @@ OLDEST = Pair("2.0.36", "1.13.3")
 # Between the corners; Alembic 1.18.0 and 1.20.0 each changed how comparators are called.
 BETWEEN = [Pair("2.0.44", "1.16.5"), Pair("2.0.58", "1.18.0"), Pair("2.1.0", "1.20.0")]
 
+# Every change of Alembic's that matters here, with each kind of SQLAlchemy; it takes its time.
+MATRIX = [
+    Pair(sqlalchemy, alembic)
+    for sqlalchemy in ("2.0.36", "2.0.58", "2.1.9")
+    for alembic in ("1.13.3", "1.17.2", "1.18.0", "1.19.1", "1.20.0", "1.20.1")
+]
+
 # The two corners run in environments of their own, and those between with the newest one.
 PAIRS = [OURS] if OURS == OLDEST else [*BETWEEN, OURS]
+if os.environ.get("SA_JOBS_TEST_PAIRS") == "all":
+    PAIRS = MATRIX
 
 
 @pytest.mark.parametrize("layout", [PLAIN, FLASK], ids=["plain", "flask"])

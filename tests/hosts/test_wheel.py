@@ -40,14 +40,9 @@ def test_pip_installs_it_into_a_new_environment(environments: Environments, tmp_
     subprocess.run([*pip, "install", "--no-compile", environments.wheel()], check=True)
     subprocess.run([*pip, "check"], check=True)
 
-    program = (
-        "import alembic, sa_jobs, sys; print(sa_jobs.__file__); print('greenlet' in sys.modules)"
-    )
-    out = subprocess.check_output([python, "-c", program], text=True, cwd=tmp_path)
-
-    place, greenlet = out.splitlines()
+    program = "import alembic, sa_jobs; print(sa_jobs.__file__)"
+    place = subprocess.check_output([python, "-c", program], text=True, cwd=tmp_path)
     assert place.startswith(str(tmp_path))
-    assert greenlet == "False"
     listed = subprocess.check_output(
         [python.with_name("sa-jobs"), "migrations", "list"], text=True, cwd=tmp_path
     )

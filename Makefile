@@ -5,6 +5,7 @@ PYTHON_OLDEST ?= $(PYTHON)
 VENV := .venv
 OLDEST := .venv-oldest
 PYTEST_ARGS ?=
+HOSTS := tests/hosts -m hosts -n 2 --timeout 600
 
 # The oldest libraries are tested on the system's PostgreSQL where one new enough is installed.
 OLDEST_SERVER := $(if $(wildcard /usr/lib/postgresql/1[5-9]/bin/initdb /usr/lib/postgresql/[2-9][0-9]/bin/initdb),system,embedded)
@@ -32,6 +33,23 @@ test: $(VENV)/.installed-tests ## Run the tests on a PostgreSQL of their own (PY
 test-oldest: $(OLDEST)/.installed ## Run the tests with the oldest libraries that are supported
 	@SA_JOBS_TEST_SERVER=$${SA_JOBS_TEST_SERVER:-$(OLDEST_SERVER)} \
 		$(OLDEST)/bin/python -m pytest $(PYTEST_ARGS)
+
+.PHONY: hosts
+hosts: $(VENV)/.installed-tests ## Adopt the package in whole host applications, from its wheel
+	@$(VENV)/bin/python -m pytest $(HOSTS) $(PYTEST_ARGS)
+
+.PHONY: hosts-oldest
+hosts-oldest: $(OLDEST)/.installed ## The same with the oldest libraries that are supported
+	@SA_JOBS_TEST_SERVER=$${SA_JOBS_TEST_SERVER:-$(OLDEST_SERVER)} \
+		$(OLDEST)/bin/python -m pytest $(HOSTS) $(PYTEST_ARGS)
+
+.PHONY: hosts-matrix
+hosts-matrix: $(VENV)/.installed-tests ## Two hosts with every pair of SQLAlchemy and Alembic
+	@SA_JOBS_TEST_PAIRS=all $(VENV)/bin/python -m pytest $(HOSTS) -k test_versions $(PYTEST_ARGS)
+
+.PHONY: hosts-load
+hosts-load: $(VENV)/.installed-tests ## Measure what inserts notice of an upgrade (a million jobs)
+	@$(VENV)/bin/python -m benchmarks.migration_load
 
 .PHONY: coverage
 coverage: $(VENV)/.installed-tests ## Run the tests and show which lines they miss

@@ -48,6 +48,8 @@ EXIT_HANDED_BACK = 3
 _LONGEST_WAIT_SECONDS = 5.0
 # How often to look for claims whose answer was lost, while there may be some.
 _DISOWN_SECONDS = 1.0
+# For rows that are locked when the worker ends, as by its own heartbeat.
+_LAST_WRITES_SECONDS = 1.0
 
 
 class ControlLoop:
@@ -366,20 +368,30 @@ class ControlLoop:
         except Exception as error:
             self._writer.postpone(self._survive(error))
 
+    def _write_the_last(self) -> None:
+        """Write what is pending, with a little patience for rows that somebody has locked."""
+        give_up_at = time.monotonic() + _LAST_WRITES_SECONDS
+        while self._writer.pending:
+            self._writer.postpone(0)
+            self._write()
+            if time.monotonic() > give_up_at:
+                return
+            if self._writer.pending:
+                time.sleep(_LAST_WRITES_SECONDS / 20)
+
     def _hand_back(self) -> int:
         """Release the jobs that still run, and return how many."""
         left = [entry for entry in self._running.values() if not entry.with_writer]
         for running in left:
             running.stop("shutdown")
             self._writer.add(running, Released())
-        self._writer.postpone(0)
-        if self._writer.pending or self._in_doubt_until > time.monotonic():
-            try:
-                self._write()
+        try:
+            self._write_the_last()
+            if self._in_doubt_until > time.monotonic():
                 self._disowned_at = 0.0
                 self._disown(self._link.connection())
-            except Exception as error:
-                logger.warning("at the end: %s", first_line(error))
+        except Exception as error:
+            logger.warning("at the end: %s", first_line(error))
         if self._writer.pending:
             logger.warning(
                 "%d jobs could not be written; their leases run out", len(self._writer.pending)

@@ -1,0 +1,335 @@
+"""What a host may do with its chain besides: scripts, tests of its own, several deploys at once."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+
+import psycopg
+import pytest
+
+from sa_jobs.migrations._ddl import LOCK_KEY
+from tests.hosts.application import FLASK, PLAIN, Host, Layout
+from tests.hosts.conftest import MakeHost
+from tests.hosts.environments import NEXT_STEP, THIS_STEP, Environments
+from tests.hosts.test_layouts import KINDS, MAIL
+from tests.migrations.schema import execute, libpq, marker, objects, pg_dump
+from tests.support.commands import Ended
+from tests.support.postgres import embedded_bin, system_bin
+
+pytestmark = pytest.mark.hosts
+
+BOTH = pytest.mark.parametrize("layout", [PLAIN, FLASK], ids=["plain", "flask"])
+
+# More rows than an index is built on while writers wait.
+MANY_ROWS = (
+    "INSERT INTO sa_jobs (queue, handler) SELECT 'mail', 'send' FROM generate_series(1, 10001)"
+)
+
+
+def adopted(host: Host) -> Host:
+    """Let the host have the revision of the tables, without running it."""
+    host.adopt()
+    host.migrate("add job queue")
+    return host
+
+
+def psql(url: str, script: str) -> None:
+    """Run a script as an operator does."""
+    program = next(
+        directory / "psql"
+        for directory in (system_bin(), embedded_bin())
+        if directory is not None and (directory / "psql").exists()
+    )
+    ended = subprocess.run(
+        [program, "--no-psqlrc", "--quiet", "-v", "ON_ERROR_STOP=1", libpq(url)],
+        input=script,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == ""
+
+
+@BOTH
+def test_scripts_do_the_same_in_psql(
+    layout: Layout,
+    make_host: MakeHost,
+    environments: Environments,
+    empty_database: str,
+    another_database: str,
+) -> None:
+    host = adopted(make_host(layout))
+    host.upgrade()
+    host = host.in_environment(environments.get("next"))
+    host.migrate("upgrade job queue")
+    host.upgrade()
+
+    script = standard_output(host, "upgrade", "base:head", "--sql")
+    assert "%%" not in script
+    psql(another_database, script)
+    assert pg_dump(another_database) == pg_dump(empty_database)
+
+    psql(another_database, standard_output(host, "downgrade", "head:base", "--sql"))
+    assert objects(another_database) == set()
+
+
+def standard_output(host: Host, *arguments: str) -> str:
+    """Return what a command writes on standard output alone."""
+    ended = host.run(*arguments)
+    assert ended.code == 0, ended.error
+    return ended.out
+
+
+# What pytest-alembic asks its users for.
+CONNECTION = (
+    "    connectable = engine_from_config(",
+    "    connectable = config.attributes.get('connection') or engine_from_config(",
+)
+
+PYTEST_ALEMBIC = """\
+import os
+
+import pytest
+from pytest_alembic.tests import *
+from sqlalchemy import create_engine, text
+
+
+@pytest.fixture
+def alembic_engine():
+    engine = create_engine(os.environ["SHOP_DATABASE_URL"])
+    with engine.begin() as connection:
+        connection.execute(text("DROP SCHEMA public CASCADE"))
+        connection.execute(text("CREATE SCHEMA public"))
+    return engine
+"""
+
+
+def test_pytest_alembic_passes(make_host: MakeHost, environments: Environments) -> None:
+    host = adopted(make_host(Layout(env=(CONNECTION,))))
+    host.upgrade()
+    host = host.in_environment(environments.get("next"))
+    (host.directory / "test_migrations.py").write_text(PYTEST_ALEMBIC)
+    (host.directory / "pytest.ini").write_text("[pytest]\npytest_alembic_enabled = false\n")
+
+    # As `alembic check`, it says so where the package has a step more than the chain.
+    ended = run_pytest(host)
+    assert "1 failed, 3 passed" in ended.out, ended.out
+    assert "sa_jobs" in ended.out
+
+    host.migrate("upgrade job queue")
+    ended = run_pytest(host)
+    assert "4 passed" in ended.out, ended.out
+    assert ended.code == 0
+
+
+def run_pytest(host: Host) -> Ended:
+    """Run the host's tests."""
+    options = ("-q", "-p", "no:cacheprovider")
+    return host.environment.run(
+        "-m", "pytest", *options, directory=host.directory, variables=host.variables
+    )
+
+
+def test_a_later_revision_that_fails_leaves_nothing(
+    make_host: MakeHost, empty_database: str
+) -> None:
+    host = adopted(make_host())
+    host.ok("revision", "-m", "fails")
+    (failing,) = [path for path in host.revisions if path.stem.endswith("_fails")]
+    source = failing.read_text()
+    failing.write_text(source.replace("    pass\n", "    op.execute('SELECT 1 / 0')\n", 1))
+
+    ended = host.run("upgrade", "head")
+
+    assert ended.code == 1
+    assert "division by zero" in ended.error
+    assert objects(empty_database) == set()
+    assert versions(empty_database) == []
+
+    failing.write_text(source)
+    host.upgrade()
+    assert marker(empty_database) == [THIS_STEP]
+    host.check()
+
+
+def versions(url: str) -> list[str]:
+    """Return the rows of Alembic's version table; none where there is no such table."""
+    with psycopg.connect(libpq(url)) as connection:
+        try:
+            rows = connection.execute("SELECT version_num FROM alembic_version").fetchall()
+        except psycopg.errors.UndefinedTable:
+            return []
+        return [version for (version,) in rows]
+
+
+@pytest.mark.parametrize("new", [False, True], ids=["existing-chain", "new-database"])
+def test_six_deploys_at_once(
+    new: bool, make_host: MakeHost, empty_database: str, another_database: str
+) -> None:
+    host = make_host()
+    host.migrate("invoices")
+    host.upgrade()
+    adopted(host)
+    url = another_database if new else empty_database
+    host.edit("alembic.ini", (empty_database, url))
+
+    # All of them are in a transaction of theirs before one gets the lock of our migrations.
+    with psycopg.connect(libpq(url), autocommit=True) as connection:
+        connection.execute("SELECT pg_advisory_lock(%s)", [LOCK_KEY])
+        processes = [host.start("upgrade", "head") for _ in range(6)]
+        wait_for_transactions(connection, 6)
+    errors = [process.communicate(timeout=120)[1] for process in processes]
+
+    codes = [process.returncode for process in processes]
+    assert codes.count(0) == 1, errors
+    for code, error in zip(codes, errors, strict=True):
+        if code and new:
+            # All of them were about to make Alembic's own table: that is before our turn.
+            assert "CREATE TABLE alembic_version" in error
+            assert "sa_jobs" not in error
+        elif code:
+            assert "Online migration expected to match one row" in error.splitlines()[-1]
+            assert "Traceback" not in error
+    assert marker(url) == [THIS_STEP]
+    host.upgrade()
+    host.check()
+
+
+def wait_for_transactions(connection: psycopg.Connection[tuple[int]], count: int) -> None:
+    """Wait until that many other sessions of the database are in a transaction that can write."""
+    for _ in range(3000):
+        row = connection.execute(
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            " AND (backend_xid IS NOT NULL OR query LIKE '%pg_try_advisory_xact_lock%')"
+        ).fetchone()
+        if row is not None and row[0] >= count:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"there were never {count} migrations at once")
+
+
+def test_two_queues_go_one_by_one(make_host: MakeHost, empty_database: str) -> None:
+    host = make_host(KINDS["include-schemas"].layout)
+    adopted(host)
+    host.upgrade()
+    first = pg_dump(empty_database)
+    host.edit(host.layout.models, (host.layout.attach, KINDS["two-queues"].layout.attach))
+    source = host.migrate("add mail queue")
+    assert source.count("sa_jobs.migrations.upgrade(") == 1
+    host.upgrade()
+    host.check()
+    assert marker(empty_database) == marker(empty_database, MAIL) == [THIS_STEP]
+
+    host.ok("downgrade", "-1")
+    execute(empty_database, "DROP SCHEMA queue")
+    assert pg_dump(empty_database) == first
+
+
+# --- Large tables ---------------------------------------------------------------------------------
+
+
+def with_many_jobs(host: Host, environments: Environments) -> Host:
+    """Return the host with many jobs, after the package was upgraded, its revision not yet run."""
+    adopted(host)
+    host.upgrade()
+    execute(host.url, MANY_ROWS)
+    host = host.in_environment(environments.get("next"))
+    host.migrate("upgrade job queue")
+    return host
+
+
+@pytest.mark.parametrize("kind", ["engine-begin", "advisory-lock"])
+def test_a_large_table_in_a_transaction_that_is_not_alembics(
+    kind: str, make_host: MakeHost, environments: Environments, empty_database: str
+) -> None:
+    host = with_many_jobs(make_host(KINDS[kind].layout), environments)
+
+    ended = host.run("upgrade", "head")
+
+    assert ended.code != 0
+    last = ended.error.splitlines()[-1]
+    assert "must be built CONCURRENTLY" in last
+    assert "sa-jobs db build-indexes" in last
+    assert "Traceback" not in ended.error
+    assert marker(empty_database) == [THIS_STEP]
+
+    # The first of the ways out that it names.
+    host.command("sa-jobs", "db", "build-indexes", "--database-url", empty_database)
+    host.upgrade()
+    host.check()
+
+
+@pytest.mark.slow
+def test_a_migration_that_is_killed_anywhere_is_completed_by_the_next(
+    make_host: MakeHost, environments: Environments, empty_database: str
+) -> None:
+    host = with_many_jobs(make_host(), environments)
+    (host.directory / "killed.py").write_text(KILLED)
+
+    killed = host.environment.run("killed.py", directory=host.directory, variables=host.variables)
+
+    assert killed.code == 0, killed.out + killed.error
+    at, completed = killed.out.split()[-2:]
+    assert int(at) > 15
+    assert completed == NEXT_STEP
+
+
+# Each run is a process of its own, forked from one that has everything imported. It is killed
+# before its n-th statement, for every n; then another one completes, and is undone.
+KILLED = """\
+import os
+import signal
+import sys
+
+import psycopg
+import sa_jobs.migrations
+from alembic.config import main
+from sqlalchemy import Engine, event
+
+URL = os.environ["SHOP_DATABASE_URL"].replace("+psycopg", "")
+
+
+def run(*arguments, kill_before=0):
+    pid = os.fork()
+    if pid == 0:
+        count = 0
+
+        @event.listens_for(Engine, "before_cursor_execute")
+        def before(*_):
+            nonlocal count
+            count += 1
+            if count == kill_before:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        os.dup2(os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+        main([*arguments])
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert status in (0, -signal.SIGKILL), (status, open("log").read())
+    return status == 0
+
+
+def state():
+    with psycopg.connect(URL) as connection:
+        invalid = connection.execute(
+            "SELECT count(*) FROM pg_index WHERE NOT indisvalid"
+        ).fetchone()[0]
+        built = connection.execute("SELECT to_regclass('sa_jobs_extra_idx') IS NOT NULL")
+        (step,) = connection.execute("SELECT revision FROM sa_jobs_step").fetchone()
+        return invalid, built.fetchone()[0], step
+
+
+before, latest = sa_jobs.migrations.revisions()[-2:]
+n = 1
+while not run("upgrade", "head", kill_before=n):
+    assert state()[2] in (before.revision, latest.revision)
+    run("upgrade", "head")
+    assert state() == (0, True, latest.revision), (n, state())
+    run("downgrade", "-1")
+    assert state() == (0, False, before.revision), (n, state())
+    n += 1
+print(n, state()[2])
+"""

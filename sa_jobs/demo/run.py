@@ -33,6 +33,7 @@ EXIT_OK = 0
 EXIT_FAILURE = 1
 
 LOOK_SECONDS = 0.2
+SETTLE_SECONDS = 0.3
 # On top of the time that it takes to place the orders.
 PATIENCE_SECONDS = 45
 LOG_LINES = 15
@@ -223,10 +224,13 @@ def _kill_while_busy(connection: Connection, worker: Child, deadline: float) -> 
         worker.check()
         # Frozen, so that it still holds them when it is killed.
         worker.freeze()
-        held = report.held_by(connection, worker.pid)
-        if held:
-            worker.kill()
-            return held
+        if report.held_by(connection, worker.pid):
+            # What it had sent to the server before, as the end of a job, is done by then.
+            time.sleep(SETTLE_SECONDS)
+            held = report.held_by(connection, worker.pid)
+            if held:
+                worker.kill()
+                return held
         worker.thaw()
         time.sleep(0.02)
     worker.kill()

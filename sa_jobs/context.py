@@ -80,13 +80,8 @@ class _JobLog(_Adapter):
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
     ) -> tuple[Any, MutableMapping[str, Any]]:
-        kwargs["extra"] = {**log_fields_of(self), **(kwargs.get("extra") or {})}
+        kwargs["extra"] = {**(self.extra or {}), **(kwargs.get("extra") or {})}
         return msg, kwargs
-
-
-def log_fields_of(log: _JobLog) -> dict[str, Any]:
-    """Return the job's fields that the adapter adds to each record."""
-    return dict(log.extra or {})
 
 
 class JobContext:

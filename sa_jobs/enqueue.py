@@ -163,7 +163,7 @@ def enqueue_many(
         tenant=tenant,
     )
     rows = [
-        _row_values(element, position, common, max_payload_bytes)
+        _row_values(element, position, max_payload_bytes)
         for position, element in enumerate(payloads)
     ]
     connection = _writable(session, tables)
@@ -413,9 +413,7 @@ _ROW_CHECKS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _row_values(
-    element: Any, position: int, common: dict[str, Any], max_payload_bytes: int
-) -> dict[str, Any]:
+def _row_values(element: Any, position: int, max_payload_bytes: int) -> dict[str, Any]:
     """Return the checked parameters in which a row of enqueue_many differs from the common ones."""
     row = f"row {position}"
     if not isinstance(element, Row):

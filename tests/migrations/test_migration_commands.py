@@ -13,7 +13,7 @@ from alembic.script import ScriptDirectory
 
 from sa_jobs import migrations
 from sa_jobs.cli import main
-from sa_jobs.migrations.chain import recorded_step
+from sa_jobs.migrations.chain import recorded_call
 from tests.migrations.schema import (
     CUSTOM,
     DEFAULT,
@@ -154,7 +154,8 @@ def test_the_recorded_step_is_read_from_the_files(
     host.add_revision("pass")
     config = Config()
     config.set_main_option("script_location", str(host.directory))
-    assert recorded_step(ScriptDirectory.from_config(config)) == expected
+    call = recorded_call(ScriptDirectory.from_config(config))
+    assert (call.to if call else None) == expected
 
 
 # --- migrations list and sql ----------------------------------------------------------------------

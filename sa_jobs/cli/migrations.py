@@ -14,10 +14,11 @@ from sa_jobs.cli.output import escaped, print_line, print_table
 from sa_jobs.errors import MigrationError
 from sa_jobs.migrations import revisions, script
 from sa_jobs.migrations._steps import position
-from sa_jobs.migrations.chain import recorded_step
+from sa_jobs.migrations.chain import Call, calls, databases, recorded_call
 from sa_jobs.models import DEFAULT_NAME
 
 if TYPE_CHECKING:
+    from alembic.config import Config
     from alembic.script import ScriptDirectory
 
 
@@ -60,6 +61,7 @@ def _host(command: Callable[..., Any]) -> Callable[..., Any]:
 @migrations.command()
 @_host
 @click.option("--head", help="The head to add the revision to, where there are several.")
+@click.option("--engine", help="The database of the tables, in a chain (multidb) of several.")
 @click.option("--to", default="head", show_default=True, metavar="STEP", help="The last step.")
 @click.option("--remove", is_flag=True, help="Write the revision that drops the tables.")
 @click.option("-m", "--message", help="The revision's message.")
@@ -69,6 +71,7 @@ def new(
     schema: str | None,
     name: str,
     head: str | None,
+    engine: str | None,
     to: str,
     remove: bool,
     message: str | None,
@@ -81,8 +84,11 @@ def new(
 
     from sa_jobs.alembic import IMPORT, DowngradeOp, UpgradeOp, call_of
 
-    scripts = _scripts(config, directory)
-    now = _recorded(scripts, schema, name)
+    configuration, scripts = _chain(config, directory)
+    engine = _engine(databases(configuration, scripts), scripts, engine, schema, name)
+    token, function = (f"{engine}_", f"upgrade_{engine}") if engine else ("", None)
+    recorded = _recorded(scripts, schema, name, function)
+    now = recorded.to if recorded else None
     last = None if remove else revisions()[-1].revision if to == "head" else to
     if (not remove and position(last) <= position(now)) or last == now:
         print_line(f"nothing to do: the chain brings the tables to {now or 'none'}")
@@ -93,26 +99,35 @@ def new(
     else:
         op = UpgradeOp(last, now, schema=schema, name=name)
         about = "add job queue" if now is None else f"upgrade job queue to {last}"
+    lines: dict[str, Any] = {
+        f"{token}upgrades": call_of(op),
+        f"{token}downgrades": call_of(op.reverse()),
+    }
     try:
         written = scripts.generate_revision(
-            rev_id(),
-            message or about,
-            head=head,
-            imports=IMPORT,
-            upgrades=call_of(op),
-            downgrades=call_of(op.reverse()),
+            rev_id(), message or about, head=head, config=configuration, imports=IMPORT, **lines
         )
     except CommandError as error:
-        raise MigrationError(f"{error} (use --head)" if head is None else str(error)) from error
-    if written is not None:
-        print_line(escaped(str(written.path)))
+        hint = " (use --head)" if head is None and len(scripts.get_heads()) > 1 else ""
+        raise MigrationError(f"{error}{hint}") from error
+    if written is None:
+        return
+    path = Path(written.path)
+    if not list(calls(path)):
+        path.unlink()
+        raise MigrationError(
+            f"the template {Path(scripts.dir) / 'script.py.mako'} has no place for "
+            "${upgrades}: let `alembic revision --autogenerate` write the revision instead"
+        )
+    print_line(escaped(str(path)))
 
 
 @migrations.command()
 @_host
 def check(config: Path | None, directory: Path | None, schema: str | None, name: str) -> None:
     """Fail if your chain lacks a step of this release, and say what to run."""
-    now = _recorded(_scripts(config, directory), schema, name)
+    recorded = _recorded(_chain(config, directory)[1], schema, name)
+    now = recorded.to if recorded else None
     latest = revisions()[-1].revision
     if position(now) < position(latest):
         raise MigrationError(
@@ -169,17 +184,45 @@ def sql(
 _QUIET = Namespace(quiet=True)
 
 
-def _scripts(config: Path | None, directory: Path | None) -> ScriptDirectory:
+def _chain(config: Path | None, directory: Path | None) -> tuple[Config, ScriptDirectory]:
     from alembic.script import ScriptDirectory
     from alembic.util import CommandError
 
+    configuration = _configuration(config, directory)
     try:
-        return ScriptDirectory.from_config(_configuration(config, directory))
+        return configuration, ScriptDirectory.from_config(configuration)
     except CommandError as error:
         raise MigrationError(str(error)) from error
 
 
-def _configuration(config: Path | None, directory: Path | None) -> Any:
+def _engine(
+    engines: tuple[str, ...],
+    scripts: ScriptDirectory,
+    chosen: str | None,
+    schema: str | None,
+    name: str,
+) -> str | None:
+    """Return which database of the chain has the tables, None in a chain for one database."""
+    if chosen is not None:
+        if chosen not in engines:
+            known = ", ".join(engines) or "none, as its template is for one database"
+            raise click.BadParameter(
+                f"{chosen!r} is not in the chain ({known})", param_hint="--engine"
+            )
+        return chosen
+    if not engines:
+        return None
+    before = _recorded(scripts, schema, name)
+    found = before.function.removeprefix("upgrade_") if before else None
+    if found not in engines:
+        raise MigrationError(
+            f"this chain is for several databases ({', '.join(engines)}): say with --engine which "
+            "of them has the tables, or let `alembic revision --autogenerate` find out"
+        )
+    return found
+
+
+def _configuration(config: Path | None, directory: Path | None) -> Config:
     from alembic.config import Config
 
     if config is None and directory is None:
@@ -207,10 +250,12 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
-def _recorded(scripts: ScriptDirectory, schema: str | None, name: str) -> str | None:
+def _recorded(
+    scripts: ScriptDirectory, schema: str | None, name: str, function: str | None = None
+) -> Call | None:
     from alembic.util import CommandError
 
     try:
-        return recorded_step(scripts, schema=schema, name=name)
+        return recorded_call(scripts, schema=schema, name=name, function=function)
     except CommandError as error:
         raise MigrationError(str(error)) from error

@@ -339,7 +339,8 @@ def _place(schema: str | None, name: str) -> str:
 def _run(schema: str | None, name: str) -> str:
     return (
         f"run `sa-jobs db upgrade{place_options(schema, name)}`; where your own Alembic chain "
-        "makes the tables, run `alembic revision --autogenerate` and `alembic upgrade head` "
+        "makes the tables, run `alembic revision --autogenerate`, unless it has the revision "
+        "already, and `alembic upgrade head` "
         "(Flask-Migrate: `flask db migrate` and `flask db upgrade`)"
     )
 

@@ -255,7 +255,8 @@ class Target:
         if not self.online:
             if self.concurrently is True and not self.fresh:
                 with self.operations.get_context().autocommit_block():
-                    self.run(f"{create}CONCURRENTLY {rest}")
+                    self.run(self._drop_if_invalid(suffix))
+                    self.run(f"{create}CONCURRENTLY IF NOT EXISTS {rest}")
             else:
                 self.alter(create + rest, on=on)
             return
@@ -274,6 +275,16 @@ class Target:
             if valid is False:
                 self.alter(f"DROP INDEX {index}", on=on)
             self.alter(create + rest, on=on)
+
+    def _drop_if_invalid(self, suffix: str) -> str:
+        """Return the statement that makes room in a script that was stopped and is run again."""
+        index = self.table(suffix)
+        return (
+            "DO $do$ BEGIN IF EXISTS (SELECT FROM pg_catalog.pg_index WHERE NOT indisvalid AND "
+            f"indexrelid = pg_catalog.to_regclass('{index}')) THEN "
+            f"PERFORM set_config('lock_timeout', '{self.lock_timeout}', true); "
+            f"DROP INDEX {index}; END IF; END $do$"
+        )
 
     def _is_valid_index(self, suffix: str, on: str) -> bool | None:
         """Return whether the index may be used; None if there is none."""

@@ -3,47 +3,62 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sa_jobs.errors import MigrationError
 from sa_jobs.migrations._steps import revisions
 
 if TYPE_CHECKING:
+    from alembic.config import Config
     from alembic.script import ScriptDirectory
 
 
-class _Call(NamedTuple):
-    """A call of ours in a revision: the step that it leads to."""
+class Call(NamedTuple):
+    """A call of ours in a revision: the step that it leads to, and the function it is in."""
 
     to: str | None
     schema: str | None
     name: str
+    function: str
 
 
-def recorded_step(
-    scripts: ScriptDirectory, *, schema: str | None = None, name: str = "sa_jobs"
-) -> str | None:
-    """Return the step to which the host's chain brings the tables, None if to none."""
+def recorded_call(
+    scripts: ScriptDirectory,
+    *,
+    schema: str | None = None,
+    name: str = "sa_jobs",
+    function: str | None = None,
+) -> Call | None:
+    """Return the last call for these tables in the host's chain, None if there is none.
+
+    In a chain for several databases, `function` is the one that upgrades one of them; without it,
+    all of them count.
+    """
     for script in scripts.walk_revisions():
-        calls = [
-            call for call in _calls(Path(script.path)) if (call.schema, call.name) == (schema, name)
+        found = [
+            call
+            for call in calls(Path(script.path))
+            if (call.schema, call.name) == (schema, name) and function in (None, call.function)
         ]
-        if calls:
-            return calls[-1].to
+        if found:
+            return found[-1]
     return None
 
 
-def _calls(path: Path) -> Iterator[_Call]:
+def calls(path: Path) -> Iterator[Call]:
+    """Yield the calls of ours by which a revision goes up."""
     for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         # Alembic's templates for several databases have one function for each.
         if isinstance(function, ast.FunctionDef) and function.name.startswith("upgrade"):
             for node in ast.walk(function):
                 if isinstance(node, ast.Call):
-                    yield from _ours(node)
+                    yield from _ours(node, function.name)
 
 
-def _ours(node: ast.Call) -> Iterator[_Call]:
+def _ours(node: ast.Call, function: str) -> Iterator[Call]:
     called = ast.unparse(node.func).rpartition("migrations.")
     if called[0] not in ("", "sa_jobs.") or called[2] not in ("upgrade", "downgrade"):
         return
@@ -51,7 +66,9 @@ def _ours(node: ast.Call) -> Iterator[_Call]:
     to = _value(node.args[0]) if node.args else given.get("to", "head")
     if to == "head":
         to = revisions()[-1].revision
-    yield _Call(None if to == "base" else to, given.get("schema"), given.get("name", "sa_jobs"))
+    yield Call(
+        None if to == "base" else to, given.get("schema"), given.get("name", "sa_jobs"), function
+    )
 
 
 def _value(node: ast.expr) -> Any:
@@ -59,3 +76,23 @@ def _value(node: ast.expr) -> Any:
         return ast.literal_eval(node)
     except ValueError:
         return ast.unparse(node)
+
+
+def databases(config: Config, scripts: ScriptDirectory) -> tuple[str, ...]:
+    """Return the databases that the chain's template has functions for, none if it is for one.
+
+    Raises MigrationError where only the application knows them.
+    """
+    template = Path(scripts.dir) / "script.py.mako"
+    if not template.exists() or not re.search(
+        r"\w_upgrades\b", template.read_text(encoding="utf-8")
+    ):
+        return ()
+    named = config.get_main_option("databases")
+    if named is None:
+        raise MigrationError(
+            f"by its template {template}, this chain has a function for each of several databases, "
+            "which only the application knows: let `flask db migrate` (or `alembic revision "
+            "--autogenerate`) write the revision instead"
+        )
+    return tuple(re.split(r",\s*", named))

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from tests.support.commands import Ended
 
@@ -51,7 +51,7 @@ class Pair(NamedTuple):
 
     @property
     def alembic_numbers(self) -> tuple[int, ...]:
-        return tuple(int(number) for number in self.alembic.split(".")[:2])
+        return tuple(int(number) for number in self.alembic.split("."))
 
 
 def _installed(package: str) -> str:
@@ -60,6 +60,10 @@ def _installed(package: str) -> str:
 
 OURS = Pair(_installed("SQLAlchemy"), _installed("alembic"))
 """The releases that the tests themselves run with: a corner of what is supported."""
+
+
+Release = Literal["this", "next", "breaking"]
+"""This one, or one with a step more: by the last, no other release works on the tables."""
 
 
 @dataclass(frozen=True)
@@ -129,20 +133,20 @@ class Environments:
         self._shared = shared
         self._kept = kept
 
-    def wheel(self, release: str = "this") -> Path:
-        """Return the wheel of this release of the package, or of the `next` one."""
+    def wheel(self, release: Release = "this") -> Path:
+        """Return the wheel of a release of the package."""
         directory = self._shared / f"wheel-{release}"
         with _once(directory) as made:
             if made:
                 source = self._shared / f"source-{release}"
                 _copy_source(source)
-                if release == "next":
-                    _make_next_release(source)
+                if release != "this":
+                    _make_next_release(source, breaking=release == "breaking")
                 _pip("wheel", "--no-deps", f"--wheel-dir={directory}", str(source))
         (wheel,) = directory.glob("*.whl")
         return wheel
 
-    def get(self, release: str = "this", pair: Pair = OURS) -> Environment:
+    def get(self, release: Release = "this", pair: Pair = OURS) -> Environment:
         """Return the environment with a release of the package and a pair of the libraries."""
         directory = self._shared / f"{release}-{pair}"
         python = directory / "bin" / "python"
@@ -230,8 +234,8 @@ depends_on = None
 STEP = Step(
     revision,
     down_revision,
-    phase="expand",
-    min_client="0.1.0",
+    phase="{phase}",
+    min_client="{min_client}",
     released_in="{version}",
     summary="Add a column, and an index on the jobs.",
 )
@@ -264,11 +268,20 @@ THIS_STEP = steps()[-1]
 NEXT_STEP = f"sa_jobs_{len(steps()) + 1:04d}"
 
 
-def _make_next_release(source: Path) -> None:
+def _make_next_release(source: Path, *, breaking: bool) -> None:
     package = source / "sa_jobs"
     (package / "migrations" / "versions" / f"{NEXT_STEP}.py").write_text(
-        _NEXT_STEP.format(revision=NEXT_STEP, down_revision=THIS_STEP, version=NEXT_VERSION)
+        _NEXT_STEP.format(
+            revision=NEXT_STEP,
+            down_revision=THIS_STEP,
+            version=NEXT_VERSION,
+            phase="contract" if breaking else "expand",
+            min_client=NEXT_VERSION if breaking else "0.1.0",
+        )
     )
+    if breaking:
+        usable = f'OLDEST_USABLE = "{NEXT_STEP}"'
+        _substitute(package / "migrations" / "__init__.py", r'OLDEST_USABLE = ".*"', usable)
     _substitute(package / "__init__.py", r'__version__ = ".*"', f'__version__ = "{NEXT_VERSION}"')
     _substitute(package / "ddl.py", r'STEP = ".*"', f'STEP = "{NEXT_STEP}"')
 

@@ -7,15 +7,16 @@ import time
 
 import psycopg
 import pytest
+from sqlalchemy.engine import make_url
 
 from sa_jobs.migrations._ddl import LOCK_KEY
-from tests.hosts.application import FLASK, PLAIN, Host, Layout
+from tests.hosts.application import FLASK, PLAIN, FlaskLayout, Host, Layout
 from tests.hosts.conftest import MakeHost
-from tests.hosts.environments import NEXT_STEP, THIS_STEP, Environments
+from tests.hosts.environments import NEXT_STEP, THIS_STEP, Environments, steps
 from tests.hosts.test_layouts import KINDS, MAIL
 from tests.migrations.schema import execute, libpq, marker, objects, pg_dump
 from tests.support.commands import Ended
-from tests.support.postgres import embedded_bin, system_bin
+from tests.support.postgres import create_database, drop_database, embedded_bin, system_bin
 
 pytestmark = pytest.mark.hosts
 
@@ -73,6 +74,40 @@ def test_scripts_do_the_same_in_psql(
 
     psql(another_database, standard_output(host, "downgrade", "head:base", "--sql"))
     assert objects(another_database) == set()
+
+
+def test_every_way_to_the_newest_step_makes_the_same(
+    make_host: MakeHost, server_url: str, empty_database: str
+) -> None:
+    host = make_host()
+    host.adopt()
+    host.python(CREATE_ALL)
+    whole = pg_dump(empty_database)
+
+    for step in steps():
+        for path in host.revisions:
+            path.unlink()
+        url = create_database(server_url, f"{make_url(empty_database).database}_{step}")
+        try:
+            host.edit("alembic.ini", (host.url, url))
+            host.url = url
+            host.command("sa-jobs", "migrations", "new", "--to", step)
+            host.upgrade()
+            assert marker(url) == [step]
+            source = host.migrate("the rest")
+            assert ("sa_jobs.migrations.upgrade(" in source) is (step != THIS_STEP)
+            host.upgrade()
+            assert pg_dump(url) == whole
+        finally:
+            drop_database(server_url, str(make_url(url).database))
+
+
+CREATE_ALL = """
+    import os
+    import models
+    from sqlalchemy import create_engine
+    models.Base.metadata.create_all(create_engine(os.environ["SHOP_DATABASE_URL"]))
+"""
 
 
 def standard_output(host: Host, *arguments: str) -> str:
@@ -193,7 +228,9 @@ def test_six_deploys_at_once(
             assert "Online migration expected to match one row" in error.splitlines()[-1]
             assert "Traceback" not in error
     assert marker(url) == [THIS_STEP]
+    made = pg_dump(url)
     host.upgrade()
+    assert pg_dump(url) == made
     host.check()
 
 
@@ -209,6 +246,62 @@ def wait_for_transactions(connection: psycopg.Connection[tuple[int]], count: int
             return
         time.sleep(0.02)
     raise AssertionError(f"there were never {count} migrations at once")
+
+
+@BOTH
+def test_what_cannot_be_done_is_said_in_one_line(
+    layout: Layout, make_host: MakeHost, empty_database: str
+) -> None:
+    host = make_host(layout)
+    adopted(host)
+    (revision,) = host.revisions
+    source = revision.read_text()
+
+    execute(empty_database, "CREATE TABLE sa_jobs (own int)")
+    before = objects(empty_database)
+    refusal = refused(host)
+    assert 'there is a table "public"."sa_jobs" already' in refusal
+    assert "choose another name= or schema=" in refusal
+    assert objects(empty_database) == before
+    execute(empty_database, "DROP TABLE sa_jobs")
+
+    revision.write_text(source.replace(THIS_STEP, "sa_jobs_9999"))
+    refusal = refused(host)
+    assert "the step 'sa_jobs_9999' needs a newer sa-jobs" in refusal
+    assert "run `pip install --upgrade sa-jobs`" in refusal
+
+    # A role that may make tables, and no schema.
+    role = f"{make_url(empty_database).database}_role"
+    execute(
+        empty_database,
+        "DROP TABLE IF EXISTS alembic_version",
+        f'CREATE ROLE "{role}" LOGIN',
+        f'GRANT USAGE, CREATE ON SCHEMA public TO "{role}"',
+    )
+    try:
+        url = make_url(empty_database).set(username=role).render_as_string(hide_password=False)
+        if layout is PLAIN:
+            host.edit("alembic.ini", (empty_database, url))
+        host.variables["SHOP_DATABASE_URL"] = url
+        revision.write_text(source.replace("schema=None", "schema='queue'"))
+        refusal = refused(host)
+        assert f'the role "{role}" may not create the schema "queue"' in refusal
+        assert f'let its owner run: CREATE SCHEMA "queue" AUTHORIZATION "{role}"' in refusal
+        assert objects(empty_database) == set()
+        execute(empty_database, f'CREATE SCHEMA "queue" AUTHORIZATION "{role}"')
+        host.upgrade()
+    finally:
+        execute(empty_database, f'DROP OWNED BY "{role}"', f'DROP ROLE "{role}"')
+
+
+def refused(host: Host) -> str:
+    """Upgrade the host, which must fail, and return the one line that says why."""
+    ended = host.run("upgrade", *(() if isinstance(host.layout, FlaskLayout) else ("head",)))
+    assert ended.code == (1 if isinstance(host.layout, FlaskLayout) else 255)
+    assert "Traceback" not in ended.out + ended.error
+    *log, last = ended.error.splitlines()
+    assert all(line.startswith("INFO ") for line in log), ended.error
+    return last
 
 
 def test_two_queues_go_one_by_one(make_host: MakeHost, empty_database: str) -> None:
@@ -247,13 +340,9 @@ def test_a_large_table_in_a_transaction_that_is_not_alembics(
 ) -> None:
     host = with_many_jobs(make_host(KINDS[kind].layout), environments)
 
-    ended = host.run("upgrade", "head")
-
-    assert ended.code != 0
-    last = ended.error.splitlines()[-1]
-    assert "must be built CONCURRENTLY" in last
-    assert "sa-jobs db build-indexes" in last
-    assert "Traceback" not in ended.error
+    refusal = refused(host)
+    assert "must be built CONCURRENTLY" in refusal
+    assert "sa-jobs db build-indexes" in refusal
     assert marker(empty_database) == [THIS_STEP]
 
     # The first of the ways out that it names.
@@ -264,25 +353,37 @@ def test_a_large_table_in_a_transaction_that_is_not_alembics(
 
 @pytest.mark.slow
 def test_a_migration_that_is_killed_anywhere_is_completed_by_the_next(
-    make_host: MakeHost, environments: Environments, empty_database: str
+    make_host: MakeHost, environments: Environments
 ) -> None:
     host = with_many_jobs(make_host(), environments)
-    (host.directory / "killed.py").write_text(KILLED)
+    (host.directory / "killing.py").write_text(KILLING)
 
-    killed = host.environment.run("killed.py", directory=host.directory, variables=host.variables)
+    at, completed = host.python(KILLED_UPGRADE).split()[-2:]
 
-    assert killed.code == 0, killed.out + killed.error
-    at, completed = killed.out.split()[-2:]
     assert int(at) > 15
     assert completed == NEXT_STEP
 
 
-# Each run is a process of its own, forked from one that has everything imported. It is killed
-# before its n-th statement, for every n; then another one completes, and is undone.
-KILLED = """\
+@pytest.mark.slow
+def test_a_first_install_that_is_killed_anywhere_is_completed_by_the_next(
+    make_host: MakeHost,
+) -> None:
+    host = adopted(make_host())
+    (host.directory / "killing.py").write_text(KILLING)
+
+    total, completed = host.python(KILLED_INSTALL).split()[-2:]
+
+    assert int(total) > 30
+    assert completed == THIS_STEP
+
+
+# Each run is a process of its own, forked from one that has everything imported. Before its n-th
+# statement or commit, it is killed, or its session in the server is.
+KILLING = """\
 import os
 import signal
 import sys
+import traceback
 
 import psycopg
 import sa_jobs.migrations
@@ -292,44 +393,96 @@ from sqlalchemy import Engine, event
 URL = os.environ["SHOP_DATABASE_URL"].replace("+psycopg", "")
 
 
-def run(*arguments, kill_before=0):
+def kill(connection):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def terminate(connection):
+    pid = connection.connection.dbapi_connection.info.backend_pid
+    ask("SELECT pg_terminate_backend(%s)", pid)
+
+
+def run(*arguments, end=kill, before=0):
     pid = os.fork()
-    if pid == 0:
-        count = 0
+    if pid:
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        expected = {kill: -signal.SIGKILL, terminate: 1}[end] if before else 0
+        assert status in (0, expected), (before, status, open("log").read())
+        return status == 0
+    count = 0
 
-        @event.listens_for(Engine, "before_cursor_execute")
-        def before(*_):
-            nonlocal count
-            count += 1
-            if count == kill_before:
-                os.kill(os.getpid(), signal.SIGKILL)
+    def reached(connection, *_):
+        nonlocal count
+        count += 1
+        if count == before:
+            end(connection)
 
-        os.dup2(os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    event.listen(Engine, "before_cursor_execute", reached)
+    event.listen(Engine, "commit", reached)
+    os.dup2(os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+    try:
         main([*arguments])
+        with open("count", "w") as file:
+            file.write(str(count))
         os._exit(0)
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    assert status in (0, -signal.SIGKILL), (status, open("log").read())
-    return status == 0
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
 
 
-def state():
-    with psycopg.connect(URL) as connection:
-        invalid = connection.execute(
-            "SELECT count(*) FROM pg_index WHERE NOT indisvalid"
-        ).fetchone()[0]
-        built = connection.execute("SELECT to_regclass('sa_jobs_extra_idx') IS NOT NULL")
-        (step,) = connection.execute("SELECT revision FROM sa_jobs_step").fetchone()
-        return invalid, built.fetchone()[0], step
+def ask(query, *values):
+    with psycopg.connect(URL, autocommit=True) as connection:
+        return connection.execute(query, values or None).fetchone()
+"""
 
+# Before its n-th statement, for every n; then another one completes, and is undone.
+KILLED_UPGRADE = """
+    import sa_jobs.migrations
+    from killing import ask, run
 
-before, latest = sa_jobs.migrations.revisions()[-2:]
-n = 1
-while not run("upgrade", "head", kill_before=n):
-    assert state()[2] in (before.revision, latest.revision)
+    def state():
+        return ask(
+            "SELECT (SELECT count(*) FROM pg_index WHERE NOT indisvalid),"
+            " to_regclass('sa_jobs_extra_idx') IS NOT NULL, (SELECT revision FROM sa_jobs_step)"
+        )
+
+    before, latest = sa_jobs.migrations.revisions()[-2:]
+    n = 1
+    while not run("upgrade", "head", before=n):
+        assert state()[2] in (before.revision, latest.revision)
+        run("upgrade", "head")
+        assert state() == (0, True, latest.revision), (n, state())
+        run("downgrade", "-1")
+        assert state() == (0, False, before.revision), (n, state())
+        n += 1
+    print(n, state()[2])
+"""
+
+# All is one transaction, so that some points stand for the others.
+KILLED_INSTALL = """
+    import psycopg
+    from killing import URL, ask, kill, run, terminate
+
+    def state():
+        (tables,) = ask(
+            "SELECT count(*) FROM pg_class WHERE relnamespace = 'public'::regnamespace"
+            " AND relname NOT LIKE 'alembic_version%'"
+        )
+        return tables, ask("SELECT count(*) FROM pg_proc WHERE proname = 'sa_jobs_notify'")[0]
+
+    def start_anew():
+        with psycopg.connect(URL) as connection:
+            connection.execute("DROP SCHEMA public CASCADE")
+            connection.execute("CREATE SCHEMA public")
+
     run("upgrade", "head")
-    assert state() == (0, True, latest.revision), (n, state())
-    run("downgrade", "-1")
-    assert state() == (0, False, before.revision), (n, state())
-    n += 1
-print(n, state()[2])
+    total, whole = int(open("count").read()), state()
+    for end in (kill, terminate):
+        for n in {1, 2, 3, total // 4, total // 2, total - 1, total}:
+            start_anew()
+            assert not run("upgrade", "head", end=end, before=n)
+            assert state() == (0, 0), (end, n, state())
+            run("upgrade", "head")
+            assert state() == whole, (end, n, state())
+    print(total, *ask("SELECT revision FROM sa_jobs_step"))
 """

@@ -87,6 +87,14 @@ def test_the_queue_is_in_one_of_the_databases(
     host.check()
     host.python(ENQUEUE)
 
+    # Only the application knows its databases, so the revision is written by its own command.
+    host.command("sa-jobs", "migrations", "check")
+    ended = host.environment.command(
+        "sa-jobs", "migrations", "new", "--remove", directory=host.directory
+    )
+    assert ended.code == 1
+    assert "let `flask db migrate`" in ended.one_line()
+
     # The template begins the transactions of all databases itself.
     host = host.in_environment(environments.get("next"))
     host.migrate("upgrade job queue")

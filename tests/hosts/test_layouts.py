@@ -71,9 +71,9 @@ def configured(options: str, models: str = MODELS, **changes: object) -> Layout:
 
 
 # Named CHECKs are compared by default in 1.19.0 and 1.19.1, and on request since.
-COMPARE = "include_schemas=True, compare_server_default=True" + (
+COMPARE = "include_schemas=True, compare_type=True, compare_server_default=True" + (
     ', autogenerate_plugins=["alembic.autogenerate.*", "alembic.ext.checkconstraint_byname"]'
-    if OURS.alembic_numbers >= (1, 20)
+    if OURS.alembic_numbers >= (1, 19, 2)
     else ""
 )
 
@@ -248,7 +248,7 @@ KINDS = {
     "naming-convention": Kind(with_models(PLAIN, CONVENTION)),
     "include-schemas": Kind(configured(COMPARE)),
     "metadata-list": Kind(
-        with_models(PLAIN, TWO_BASES, metadata="[models.Stock.metadata, models.Base.metadata]")
+        configured(COMPARE, TWO_BASES, metadata="[models.Stock.metadata, models.Base.metadata]")
     ),
     "foreign-key": Kind(with_models(PLAIN, FOREIGN_KEY), program=RELATE),
     "two-queues": Kind(configured("include_schemas=True", attach=TWO_QUEUES), (DEFAULT, MAIL)),

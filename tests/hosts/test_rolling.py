@@ -1,7 +1,8 @@
-"""Workers of one release go on while a host goes over to the next one."""
+"""Workers of one release while a host goes over to the next one: they go on, or say why not."""
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import threading
@@ -12,7 +13,7 @@ from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.orm import Session
 
 from sa_jobs import enqueue
-from tests.hosts.application import MODELS, PLAIN, Host, with_models
+from tests.hosts.application import FLASK, MODELS, PLAIN, Host, Layout, with_models
 from tests.hosts.conftest import MakeHost
 from tests.hosts.environments import NEXT_STEP, Environment, Environments
 from tests.hosts.test_chain import MANY_ROWS
@@ -112,6 +113,60 @@ def test_workers_of_both_releases_work_while_the_tables_are_upgraded(
             )
         ).one()
         assert tuple(rest) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("layout", "kind"),
+    [(PLAIN, "alembic"), (FLASK, "flask db"), (PLAIN, "sa-jobs db")],
+    ids=["plain", "flask", "without-a-chain"],
+)
+def test_a_worker_that_cannot_work_on_the_tables_names_what_to_run(
+    layout: Layout,
+    kind: str,
+    make_host: MakeHost,
+    environments: Environments,
+    empty_database: str,
+) -> None:
+    host = make_host(layout)
+    (host.directory / "shop_jobs.py").write_text(JOBS)
+    host.adopt()
+    upgraded = host.in_environment(environments.get("breaking"))
+
+    # Without tables, then with those of the release before.
+    for place in (host, upgraded):
+        for command in re.findall(rf"`({kind} [^`]*)`", refused(place)):
+            run(place, command)
+
+    worker = start_worker(upgraded, upgraded.environment)
+    try:
+        wait_for_rows(empty_database, "sa_jobs_workers", 1)
+        stop(worker)
+    finally:
+        worker.kill()
+        worker.communicate()
+    assert marker(empty_database) == [NEXT_STEP]
+
+    # A worker of the release before has to be replaced.
+    assert "run `pip install --upgrade sa-jobs`" in refused(host)
+
+
+def refused(host: Host) -> str:
+    """Start a worker, which must end at once, and return what it says."""
+    worker = start_worker(host, host.environment)
+    out, error = worker.communicate(timeout=60)
+    assert worker.returncode == 1, (out, error)
+    (line,) = error.splitlines()
+    return line
+
+
+def run(host: Host, command: str) -> None:
+    """Run a command that an error named."""
+    program, *arguments = command.split()
+    if program == "sa-jobs":
+        host.command(program, *arguments, "--database-url", host.url)
+    else:
+        # As a module, with the application that FLASK_APP would name.
+        host.ok(*arguments[1 if program == "flask" else 0 :])
 
 
 def wait_for_effects(url: str, count: int) -> None:

@@ -19,11 +19,12 @@ OLDEST = Pair("2.0.36", "1.13.3")
 # Between the corners; Alembic 1.18.0 and 1.20.0 each changed how comparators are called.
 BETWEEN = [Pair("2.0.44", "1.16.5"), Pair("2.0.58", "1.18.0"), Pair("2.1.0", "1.20.0")]
 
-# Every change of Alembic's that matters here, with each kind of SQLAlchemy; it takes its time.
+# Every change of Alembic's that matters here, with each kind of SQLAlchemy; it takes its time. The
+# newest ones are those that the tests themselves were installed with.
 MATRIX = [
     Pair(sqlalchemy, alembic)
-    for sqlalchemy in ("2.0.36", "2.0.58", "2.1.9")
-    for alembic in ("1.13.3", "1.17.2", "1.18.0", "1.19.1", "1.20.0", "1.20.1")
+    for sqlalchemy in dict.fromkeys(("2.0.36", "2.0.58", OURS.sqlalchemy))
+    for alembic in dict.fromkeys(("1.13.3", "1.17.2", "1.18.0", "1.19.1", "1.20.0", OURS.alembic))
 ]
 
 # The two corners run in environments of their own, and those between with the newest one.

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import alembic
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata, produce_migrations
+from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
+from alembic.script import Script
 from alembic.util import CommandError
 from sqlalchemy import (
     BigInteger,
+    CheckConstraint,
     Column,
     Connection,
     Engine,
@@ -26,6 +33,7 @@ from sqlalchemy import (
     Table,
     create_engine,
 )
+from sqlalchemy.engine import make_url
 
 import sa_jobs.alembic
 from sa_jobs import attach, migrations
@@ -46,6 +54,8 @@ from tests.migrations.schema import (
 )
 
 MakeHost = Callable[..., Host]
+
+ALEMBIC = tuple(int(number) for number in alembic.__version__.split("."))
 
 HEAD = migrations.revisions()[-1].revision
 PLACES = [
@@ -205,16 +215,83 @@ def test_metadata_may_be_a_list(make_host: MakeHost, empty_database: str) -> Non
     assert marker(empty_database) == [HEAD]
 
 
-def test_metadata_with_a_schema_spells_it_out(make_host: MakeHost, empty_database: str) -> None:
-    execute(empty_database, "CREATE SCHEMA app")
+@pytest.mark.parametrize("search_path", ["public", "app"])
+@pytest.mark.parametrize("include_schemas", [False, True])
+def test_metadata_with_a_schema_spells_it_out(
+    include_schemas: bool,
+    search_path: str,
+    second_step_later: Callable[[], Step],
+    make_host: MakeHost,
+    empty_database: str,
+) -> None:
+    execute(
+        empty_database,
+        "CREATE SCHEMA app",
+        f'ALTER DATABASE "{make_url(empty_database).database}" SET search_path TO {search_path}',
+    )
+    before = objects(empty_database)
     metadata = MetaData(schema="app")
     attach(metadata)
     host = make_host()
-    host.target(metadata)
-    assert "schema='app', name='sa_jobs')" in host.autogenerate()
+    host.target(metadata, *(["include_schemas=True"] if include_schemas else []))
+
+    assert body(host.autogenerate(), "upgrade") == [
+        f"sa_jobs.migrations.upgrade({HEAD!r}, from_=None, schema='app', name='sa_jobs')"
+    ]
     host.upgrade()
     host.check()
     assert marker(empty_database, Place("app")) == [HEAD]
+
+    step = second_step_later().revision
+    with pytest.raises(CommandError, match=f"'sa_jobs_upgrade', 'app', 'sa_jobs', .*{step}"):
+        host.check()
+    host.autogenerate()
+    host.upgrade()
+    host.check()
+    assert marker(empty_database, Place("app")) == [step]
+
+    # Without the option, Alembic itself looks for no table of the host's in other schemas.
+    own = Table("own", metadata, Column("id", Integer, primary_key=True))
+    with create_engine(empty_database, poolclass=NullPool).begin() as connection:
+        own.create(connection)
+    if include_schemas or search_path == "app":
+        host.check()
+    else:
+        with pytest.raises(CommandError, match=r"add_table.*own") as raised:
+            host.check()
+        assert "sa_jobs" not in str(raised.value)
+    execute(empty_database, "DROP TABLE app.own")
+
+    host.downgrade()
+    assert objects(empty_database) == before
+
+
+# In 1.19.0 and 1.19.1 it compares them by default, and since then on request.
+EVERYTHING = "include_schemas=True, compare_type=True, compare_server_default=True" + (
+    ', autogenerate_plugins=["alembic.autogenerate.*", "alembic.ext.checkconstraint_byname"]'
+    if ALEMBIC >= (1, 19, 2)
+    else ""
+)
+
+
+@pytest.mark.skipif(
+    ALEMBIC < (1, 19), reason="Alembic 1.19 is the first to compare CHECK constraints"
+)
+def test_comparing_checks_by_name_finds_those_of_the_host_alone(
+    make_host: MakeHost, empty_database: str
+) -> None:
+    metadata = attached(CUSTOM)
+    Table("theirs", metadata, Column("id", Integer), CheckConstraint("id > 0", name="c"))
+    host = make_host()
+    host.target([metadata, MetaData()], EVERYTHING)
+    host.autogenerate()
+    host.upgrade()
+    host.check()
+    execute(empty_database, "ALTER TABLE theirs DROP CONSTRAINT c")
+    execute(empty_database, "ALTER TABLE queue.q DROP CONSTRAINT q_max_attempts_check")
+    with pytest.raises(CommandError, match="add_constraint") as raised:
+        host.check()
+    assert "q_" not in str(raised.value)
 
 
 def test_a_naming_convention_changes_no_name_of_ours(
@@ -397,6 +474,46 @@ def test_a_sqlite_host_is_untouched(make_host: MakeHost, tmp_path: Any) -> None:
     host.upgrade()
     host.check()
     assert "sa_jobs" not in source
+
+
+# --- Several databases ----------------------------------------------------------------------------
+
+
+def test_by_alembics_template_for_several_databases_the_call_is_where_the_tables_are(
+    tmp_path: Path, empty_database: str, another_database: str
+) -> None:
+    command.init(Config(str(tmp_path / "alembic.ini")), str(tmp_path / "chain"), "multidb")
+    env = tmp_path / "chain/env.py"
+    source = env.read_text()
+    assert "target_metadata = {}" in source
+    env.write_text(
+        source.replace("target_metadata = {}", 'target_metadata = config.attributes["metadata"]')
+    )
+    own = MetaData()
+    Table("own", own, Column("id", Integer, primary_key=True))
+    config = Config(stdout=io.StringIO())
+    config.set_main_option("script_location", str(tmp_path / "chain"))
+    config.set_main_option("path_separator", "os")
+    config.set_main_option("databases", "engine1, engine2")
+    config.set_section_option("engine1", "sqlalchemy.url", empty_database)
+    config.set_section_option("engine2", "sqlalchemy.url", another_database)
+    config.attributes["metadata"] = {"engine1": own, "engine2": attached(CUSTOM)}
+
+    script = command.revision(config, "generated", autogenerate=True)
+    assert isinstance(script, Script)
+    source = Path(script.path).read_text()
+    command.upgrade(config, "head")
+    command.check(config)
+
+    assert source.count("sa_jobs.migrations.upgrade(") == 1
+    assert body(source, "upgrade_engine2")[0].startswith(f"sa_jobs.migrations.upgrade({HEAD!r}")
+    assert body(source, "downgrade_engine2")[-1].startswith("sa_jobs.migrations.downgrade(None")
+    assert body(source, "upgrade_engine1")[0].startswith("op.create_table('own'")
+    assert marker(another_database, CUSTOM) == [HEAD]
+    assert {name for name in objects(empty_database) if "own" not in name} == set()
+
+    command.downgrade(config, "base")
+    assert objects(empty_database) == objects(another_database) == set()
 
 
 # --- Programs -------------------------------------------------------------------------------------

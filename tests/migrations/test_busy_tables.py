@@ -169,9 +169,39 @@ def test_a_script_builds_concurrently_where_it_is_told_to(
     script = host.upgrade_script()
 
     assert script.count("INDEX CONCURRENTLY") == 3
-    assert "COMMIT;\n\nCREATE UNIQUE INDEX CONCURRENTLY" in script
+    assert "COMMIT;\n\nDO" in script
     run_psql(empty_database, script)
     assert pg_dump(empty_database) == pg_dump(another_database)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "index"),
+    [
+        ("sa_jobs_0001", "sa_jobs_0002", "sa_jobs_schedule_idx"),
+        ("sa_jobs_0002", "sa_jobs_0003", "sa_jobs_finished_idx"),
+    ],
+)
+def test_a_concurrent_script_that_was_stopped_is_run_again(
+    start: str, end: str, index: str, empty_engine: Engine, empty_database: str
+) -> None:
+    script = migrations.script(end, from_=start, concurrently=True)
+    assert f'INDEX CONCURRENTLY IF NOT EXISTS "{index}"' in script
+    parts = script.split(";\n\n")
+    migrations.apply(empty_engine, end)
+    whole = pg_dump(empty_database)
+    for stopped_after in range(1, len(parts) - 1):
+        migrations.revert(empty_engine, start)
+        run_psql(empty_database, ";\n".join(parts[:stopped_after]) + ";")
+        # What a build leaves that was cut off in its midst.
+        execute(
+            empty_database,
+            "UPDATE pg_index SET indisvalid = false FROM pg_class"
+            f" WHERE pg_class.oid = indexrelid AND relname = '{index}'",
+        )
+        run_psql(empty_database, script)
+        assert pg_dump(empty_database) == whole
+        assert invalid_indexes(empty_database) == 0
+        assert marker(empty_database) == [end]
 
 
 class InjectedError(Exception):

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 
 from sa_jobs import migrations
 from sa_jobs.cli import main
-from sa_jobs.migrations.chain import recorded_step
+from sa_jobs.migrations.chain import recorded_call
 from tests.migrations.schema import (
     CUSTOM,
     DEFAULT,
@@ -134,6 +137,102 @@ def test_new_with_two_heads_names_the_option(run: Run, make_host: MakeHost) -> N
     assert f"Revises: {second}\n" in source
 
 
+# --- Chains for several databases -----------------------------------------------------------------
+
+
+@pytest.fixture
+def multidb(tmp_path: Path) -> list[str]:
+    """The options that name a new environment of Alembic's template for several databases."""
+    ini = tmp_path / "alembic.ini"
+    command.init(Config(str(ini), stdout=io.StringIO()), str(tmp_path / "chain"), "multidb")
+    return ["-c", str(ini)]
+
+
+def functions(source: str) -> dict[str, str]:
+    """Return what each function of a revision does."""
+    return {
+        node.name: ast.unparse(node.body[-1])
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef) and node.args.args == []
+    }
+
+
+def test_new_puts_the_call_where_the_tables_are(run: Run, multidb: list[str]) -> None:
+    place = "schema=None, name='sa_jobs')"
+    refusal = run("migrations", "new", *multidb).one_line()
+    assert "several databases (engine1, engine2): say with --engine" in refusal
+    ended = run("migrations", "new", "--engine", "other", *multidb)
+    assert ended.code == 2
+    assert "'other' is not in the chain (engine1, engine2)" in ended.one_line()
+
+    source = new_file(run("migrations", "new", "--engine", "engine2", "--to", STEPS[0], *multidb))
+    assert functions(source) == {
+        "upgrade_engine1": "pass",
+        "downgrade_engine1": "pass",
+        "upgrade_engine2": f"sa_jobs.migrations.upgrade({STEPS[0]!r}, from_=None, {place}",
+        "downgrade_engine2": f"sa_jobs.migrations.downgrade(None, from_={STEPS[0]!r}, {place}",
+    }
+
+    # From then on the chain says it.
+    assert run("migrations", "check", *multidb).code == 1
+    source = new_file(run("migrations", "new", *multidb))
+    assert functions(source)["upgrade_engine1"] == "pass"
+    assert functions(source)["upgrade_engine2"].startswith(
+        f"sa_jobs.migrations.upgrade({HEAD!r}, from_={STEPS[0]!r}"
+    )
+    assert run("migrations", "check", *multidb).code == 0
+    assert "nothing to do" in run("migrations", "new", *multidb).out
+
+    # Another database may have a queue too.
+    source = new_file(run("migrations", "new", "--engine", "engine1", *multidb))
+    assert f"({HEAD!r}, from_=None, " in functions(source)["upgrade_engine1"]
+    assert functions(source)["upgrade_engine2"] == "pass"
+
+    source = new_file(run("migrations", "new", "--engine", "engine1", "--remove", *multidb))
+    assert functions(source)["upgrade_engine1"].startswith("sa_jobs.migrations.downgrade(None")
+
+
+def test_new_refuses_an_engine_where_there_is_one_database(run: Run, make_host: MakeHost) -> None:
+    where = ["--directory", str(make_host().directory)]
+    ended = run("migrations", "new", "--engine", "engine1", *where)
+    assert ended.code == 2
+    assert "'engine1' is not in the chain (none, as" in ended.one_line()
+
+
+FLASK_MULTIDB = """\
+<%
+    from flask import current_app
+    db_names = [''] + list(current_app.config["SQLALCHEMY_BINDS"])
+%>
+% for db_name in db_names:
+def upgrade_${db_name}():
+    ${context.get("%s_upgrades" % db_name, "pass")}
+% endfor
+"""
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (FLASK_MULTIDB, "only the application knows: let `flask db migrate`"),
+        ("revision = ${repr(up_revision)}\ndown_revision = None\n", "no place for ${upgrades}"),
+    ],
+    ids=["flask", "own"],
+)
+def test_new_names_autogenerate_where_a_template_hides_the_place(
+    template: str, expected: str, run: Run, make_host: MakeHost
+) -> None:
+    host = make_host()
+    (host.directory / "script.py.mako").write_text(template)
+    refusal = run("migrations", "new", "--directory", str(host.directory)).one_line()
+    assert expected in refusal
+    assert "alembic revision --autogenerate" in refusal
+    assert list(host.directory.glob("versions/*.py")) == []
+
+
+# --- What the files say ---------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
@@ -154,7 +253,8 @@ def test_the_recorded_step_is_read_from_the_files(
     host.add_revision("pass")
     config = Config()
     config.set_main_option("script_location", str(host.directory))
-    assert recorded_step(ScriptDirectory.from_config(config)) == expected
+    call = recorded_call(ScriptDirectory.from_config(config))
+    assert (call.to if call else None) == expected
 
 
 # --- migrations list and sql ----------------------------------------------------------------------

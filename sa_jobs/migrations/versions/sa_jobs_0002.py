@@ -78,6 +78,6 @@ CREATE TABLE {target.table("_schedules")} (
 @undoes(STEP)
 def downgrade(target: Target) -> None:
     """Drop the two tables and the column, with its index."""
-    target.run(f"DROP TABLE {target.table('_schedules')}")
-    target.run(f"DROP TABLE {target.table('_queues')}")
+    target.alter(f"DROP TABLE {target.table('_schedules')}", on="_schedules")
+    target.alter(f"DROP TABLE {target.table('_queues')}", on="_queues")
     target.alter(f"ALTER TABLE {target.table()} DROP COLUMN schedule")

@@ -65,6 +65,6 @@ CREATE TABLE {target.table("_archive")} (
 @undoes(STEP)
 def downgrade(target: Target) -> None:
     """Drop the archive, with the jobs in it, and the indexes."""
-    target.run(f"DROP TABLE {target.table('_archive')}")
+    target.alter(f"DROP TABLE {target.table('_archive')}", on="_archive")
     target.alter(f"DROP INDEX {target.table('_failures_failed_at_idx')}", on="_failures")
     target.alter(f"DROP INDEX {target.table('_finished_idx')}")

@@ -279,8 +279,7 @@ class ControlLoop:
         if fatal is not None:
             self._failure = fatal
             return 0.0
-        self._link.drop()
-        return self._recovery.failed(error)
+        return self._recovery.failed(self._link.fault(error))
 
     # --- time ----------------------------------------------------------------------------------
 

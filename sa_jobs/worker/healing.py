@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from sa_jobs.worker.faults import Recovery, hopeless
 from sa_jobs.worker.links import Link
 from sa_jobs.worker.parts import JOIN_SECONDS, Part
+from sa_jobs.worker.recovery import Recovery
 from sa_jobs.worker.running import GaveUp, Mailbox
 
 
@@ -54,7 +54,7 @@ class HealingThread(Part):
                     self.works()
                 except Exception as error:
                     fault = self._link.fault(error)
-                    fatal = hopeless(fault)
+                    fatal = self._recovery.verdict(fault)
                     if fatal is not None:
                         self._mailbox.put(GaveUp(fatal))
                         return

@@ -12,9 +12,9 @@ from typing import Any
 
 from sa_jobs import presence
 from sa_jobs.models import Tables
-from sa_jobs.worker.faults import LONGEST_DELAY_SECONDS
 from sa_jobs.worker.healing import HealingThread
 from sa_jobs.worker.links import Link
+from sa_jobs.worker.recovery import LONGEST_DELAY_SECONDS
 from sa_jobs.worker.running import Mailbox, Woken
 
 

@@ -22,7 +22,7 @@ from sa_jobs.worker.answers import AnswerWatch
 from sa_jobs.worker.coroutines import Coroutines
 from sa_jobs.worker.execution import Execution
 from sa_jobs.worker.factories import Factories
-from sa_jobs.worker.faults import Recovery, hopeless, is_transient
+from sa_jobs.worker.faults import is_transient
 from sa_jobs.worker.heartbeat import Heartbeat
 from sa_jobs.worker.links import Link
 from sa_jobs.worker.loop import EXIT_OK, ControlLoop
@@ -34,6 +34,7 @@ from sa_jobs.worker.options import (
     check_registry,
 )
 from sa_jobs.worker.pace import Pace
+from sa_jobs.worker.recovery import Recovery
 from sa_jobs.worker.running import Mailbox, Stop
 from sa_jobs.worker.sweep import FORGET_SECONDS, Sweep
 from sa_jobs.worker.threads import Threads
@@ -191,12 +192,13 @@ class Worker:
                     link.connection(), schema=self._tables.schema, name=self._tables.name
                 )
             except Exception as error:
-                fatal = hopeless(error)
+                fault = link.fault(error)
+                fatal = recovery.verdict(fault)
                 if fatal is not None:
                     raise fatal from error
-                if not is_transient(error):
+                if not is_transient(fault):
                     raise
-                wait = recovery.failed(link.fault(error))
+                wait = recovery.failed(fault)
             else:
                 recovery.succeeded()
                 if not status.usable:
@@ -213,7 +215,7 @@ class Worker:
             session_factory=self._factories.sync,
             async_session_factory=self._factories.asynchronous,
         )
-        threads = Threads(execution.run, self.concurrency)
+        threads = Threads(execution.run, execution.died, self.concurrency)
         coroutines = Coroutines(execution.run_async, execution.stopped, self.concurrency)
         loop = ControlLoop(
             worker=self.id,

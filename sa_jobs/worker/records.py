@@ -101,4 +101,8 @@ def _log(level: int, running: Running, what: str) -> None:
 
 def _last_line(error: str) -> str:
     lines = [line for line in error.strip().splitlines() if not line.startswith(_BACKGROUND)]
+    if lines and lines[-1].startswith("[") and lines[-1].endswith("]"):
+        # The statement, which SQLAlchemy puts after what the database said of it.
+        start = max((n for n, line in enumerate(lines) if line.startswith("[SQL: ")), default=0)
+        lines = lines[:start] or lines
     return lines[-1][:_LONGEST_ERROR] if lines else ""

@@ -17,6 +17,7 @@ from sa_jobs.cli.logs import configure_logging
 from sa_jobs.worker import Worker
 from sa_jobs.worker.signals import STOP_SIGNALS, run_with_signals
 from sa_jobs.worker.worker import (
+    DEFAULT_ANSWER_SECONDS,
     DEFAULT_CONCURRENCY,
     DEFAULT_GRACE_SECONDS,
     DEFAULT_HEARTBEAT_SECONDS,
@@ -74,6 +75,7 @@ def _seconds_option(name: str, default: float, text: str) -> Callable[[F], F]:
 @_seconds_option("poll", DEFAULT_POLL_SECONDS, "How often an idle worker looks for jobs.")
 @_seconds_option("sweep", DEFAULT_SWEEP_SECONDS, "How often lapsed leases are looked for.")
 @_seconds_option("grace", DEFAULT_GRACE_SECONDS, "How long a stop waits for running jobs.")
+@_seconds_option("answer", DEFAULT_ANSWER_SECONDS, "How long the database may take to answer.")
 @click.option("--no-listen", is_flag=True, help="Poll only, as behind a transaction pooler.")
 @url_option
 @click.option(
@@ -92,6 +94,7 @@ def worker(
     poll: float,
     sweep: float,
     grace: float,
+    answer: float,
     no_listen: bool,
     database_url: str | None,
     log_level: str,
@@ -122,6 +125,7 @@ def worker(
                 poll=poll,
                 sweep=sweep,
                 grace=grace,
+                answer=answer,
                 listen=not no_listen,
             )
         )

@@ -46,6 +46,11 @@ class Execution:
             ending = self._raised(running, error)
         self.mailbox.put(Ended(running, ending))
 
+    def died(self, running: Running, error: BaseException) -> None:
+        """Report the end of a handler whose thread was ended from outside."""
+        text = f"the thread of the handler was ended from outside, by {type(error).__name__}"
+        self.mailbox.put(Ended(running, failed(running.job, text, running.handler.backoff)))
+
     def stopped(self, running: Running) -> None:
         """Report the end of a coroutine handler that was told to stop before it began."""
         self.mailbox.put(Ended(running, self._raised(running, asyncio.CancelledError())))
@@ -62,9 +67,10 @@ class Execution:
             arguments[handler.signature.session] = session
             outcome = returned(job, _plain(handler.function(**arguments)))
             sessions.unguard(session)
-            if not self._finish(session, job, outcome):
-                return LeaseLost()
-            session.commit()
+            with sessions.finishing():
+                if not self._finish(session, job, outcome):
+                    return LeaseLost()
+                session.commit()
             return Committed()
         finally:
             sessions.abandon(session)
@@ -82,9 +88,10 @@ class Execution:
             arguments[handler.signature.session] = session
             outcome = returned(job, await handler.function(**arguments))
             sessions.unguard(sync)
-            if not await session.run_sync(lambda sync: self._finish(sync, job, outcome)):
-                return LeaseLost()
-            await session.commit()
+            with sessions.finishing():
+                if not await session.run_sync(lambda sync: self._finish(sync, job, outcome)):
+                    return LeaseLost()
+                await session.commit()
             return Committed()
         finally:
             # A cancelled task must still give its connection back.
@@ -103,6 +110,9 @@ class Execution:
 
     def _raised(self, running: Running, error: BaseException) -> Ending:
         job, backoff = running.job, running.handler.backoff
+        if isinstance(error, sessions.FinishLostError):
+            # If the commit landed all the same, the writer finds the job done.
+            return failed(job, str(error), backoff)
         if isinstance(error, asyncio.CancelledError):
             if running.stop_reason == "shutdown":
                 return Released()

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-import random
-import time
+import re
 
 from sqlalchemy.exc import DBAPIError, DisconnectionError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from sa_jobs.error_text import error_text
 from sa_jobs.errors import WorkerError
-
-logger = logging.getLogger("sa_jobs.worker")
 
 READ_ONLY = "25006"
 INSUFFICIENT_PRIVILEGE = "42501"
 UNDEFINED = ("42P01", "3F000", "42703", "42883")
 
-FIRST_DELAY_SECONDS = 0.1
-LONGEST_DELAY_SECONDS = 5.0
-LINES_APART_SECONDS = 5.0
-SAME_CAUSE_APART_SECONDS = 60.0
+# What a server says that does not let a session in, of which libpq passes on the text alone.
+_REFUSALS = re.compile(
+    r"authentication failed|no pg_hba\.conf entry|no password supplied"
+    r"|(role|database) .* does not exist|not permitted to log in|permission denied for database"
+)
 
 
 def sqlstate(error: BaseException) -> str:
@@ -69,53 +65,15 @@ def hopeless(error: BaseException) -> WorkerError | None:
     return None
 
 
+def is_refusal(error: BaseException) -> bool:
+    """Return whether the server answers, and lets nobody in under the URL's names and password.
+
+    A server that speaks another language than English is taken for one that is away.
+    """
+    return is_transient(error) and bool(_REFUSALS.search(first_line(error)))
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of the driver's own message, without the statement."""
     text = str(getattr(error, "orig", None) or error).strip()
     return text.splitlines()[0] if text else type(error).__name__
-
-
-class Recovery:
-    """One loop's way back after a lost connection: capped, jittered delays and few log lines.
-
-    A line when the trouble starts and when it is over; one more when its cause has changed and some
-    seconds have passed. Trouble that comes and goes is said once a minute.
-    """
-
-    def __init__(self, loop: str) -> None:
-        self._loop = loop
-        self._failures = 0
-        self._since = 0.0
-        self._cause = ""
-        self._logged_at: float | None = None
-        self._said = False
-
-    def failed(self, error: BaseException) -> float:
-        """Note a failure, and return the seconds to wait before the next try."""
-        now = time.monotonic()
-        if not self._failures:
-            self._since = now
-        cause = first_line(error)
-        apart = SAME_CAUSE_APART_SECONDS if cause == self._cause else LINES_APART_SECONDS
-        if self._logged_at is None or now - self._logged_at >= apart:
-            self._cause = cause
-            self._logged_at = now
-            self._said = True
-            if is_transient(error):
-                logger.warning("%s: %s; trying again until it works", self._loop, cause)
-            else:
-                # As text, since a traceback may quote the users' data.
-                logger.error("%s: unexpected error: %s", self._loop, error_text(error))
-        ceiling = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2.0 ** min(self._failures, 16))
-        self._failures += 1
-        return ceiling * random.uniform(0.5, 1.0)
-
-    def succeeded(self) -> None:
-        """Note that the loop works."""
-        if self._failures:
-            if self._said:
-                logger.info(
-                    "%s: works again after %.1f s", self._loop, time.monotonic() - self._since
-                )
-            self._failures = 0
-            self._said = False

@@ -1,31 +1,27 @@
-"""A loop on a thread and a connection of its own, which heals by itself after a database error."""
+"""A part with a connection of its own, which heals by itself after a database error."""
 
 from __future__ import annotations
 
-import threading
 from abc import abstractmethod
 
-from sa_jobs.worker.faults import Recovery, hopeless, is_transient
 from sa_jobs.worker.links import Link
+from sa_jobs.worker.parts import JOIN_SECONDS, Part
+from sa_jobs.worker.recovery import Recovery
 from sa_jobs.worker.running import GaveUp, Mailbox
 
-_JOIN_SECONDS = 1.0
 
-
-class HealingThread(threading.Thread):
+class HealingThread(Part):
     """Calls `step()` again and again until `end()`, waiting as long as it says in between.
 
-    After a lost connection it tries again on a new one, ever more rarely up to a cap. An error that
+    After an error it tries again on a new connection, ever more rarely up to a cap. An error that
     trying again cannot cure goes to the control loop.
     """
 
     def __init__(self, name: str, link: Link, mailbox: Mailbox, *, longest_wait: float) -> None:
-        super().__init__(name=f"sa-jobs-{name}", daemon=True)
+        super().__init__(name, mailbox)
         self._link = link
-        self._mailbox = mailbox
         self._longest_wait = longest_wait
         self._recovery = Recovery(name)
-        self._ended = threading.Event()
 
     @abstractmethod
     def step(self) -> float:
@@ -35,14 +31,21 @@ class HealingThread(threading.Thread):
         """Note that the database answers."""
         self._recovery.succeeded()
 
+    def ask_to_end(self) -> None:
+        """Ask the thread to stop; returns at once."""
+        super().ask_to_end()
+        self._link.wake()
+
     def end(self) -> None:
         """Stop, and close the connection."""
-        self._ended.set()
-        if self.ident is not None:
-            self.join(_JOIN_SECONDS)
+        super().end()
+        if self.is_alive():
+            # It waits for an answer: behind a lock, or from a server that is gone.
+            self._link.answers.cut()
+            self.join(JOIN_SECONDS)
 
-    def run(self) -> None:
-        """Loop until the end (the thread's own function)."""
+    def work(self) -> None:
+        """Loop until the end."""
         wait = 0.0
         try:
             while not self._ended.wait(wait):
@@ -50,12 +53,11 @@ class HealingThread(threading.Thread):
                     wait = self.step()
                     self.works()
                 except Exception as error:
-                    fatal = hopeless(error)
+                    fault = self._link.fault(error)
+                    fatal = self._recovery.verdict(fault)
                     if fatal is not None:
                         self._mailbox.put(GaveUp(fatal))
                         return
-                    if is_transient(error):
-                        self._link.drop()
-                    wait = min(self._recovery.failed(error), self._longest_wait)
+                    wait = min(self._recovery.failed(fault), self._longest_wait)
         finally:
             self._link.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,8 @@ from sa_jobs.models import Tables
 from sa_jobs.worker.healing import HealingThread
 from sa_jobs.worker.links import Link
 from sa_jobs.worker.running import Lost, Mailbox, Running
+
+logger = logging.getLogger("sa_jobs.worker")
 
 # A row that a finish under way has locked is looked at again this soon.
 LOCKED_SECONDS = 1.0
@@ -43,10 +46,12 @@ class Heartbeat(HealingThread):
         self._lease = lease
         self._period = period
         self._tables = tables
+        # Monotonic seconds: when the next beat should be confirmed.
+        self._due: float | None = None
 
     def step(self) -> float:
         """Beat once."""
-        due = time.monotonic() + self._period
+        began = time.monotonic()
         connection = self._link.connection()
         entries: dict[int, Running] = {}
         for entry in self._running():
@@ -59,8 +64,21 @@ class Heartbeat(HealingThread):
             entries[entry.job.id] = entry
         locked = bool(entries) and self._beat(entries)
         connection.execute(presence.beat_worker(self._tables), self._view(len(entries)))
-        wait = max(0.0, due - time.monotonic())
-        return min(wait, LOCKED_SECONDS) if locked else wait
+        now = time.monotonic()
+        if entries and self._due is not None:
+            self._warn_if_late(now - self._due)
+        period = min(self._period, LOCKED_SECONDS) if locked else self._period
+        self._due = began + period
+        return max(0.0, self._due - now)
+
+    def _warn_if_late(self, seconds: float) -> None:
+        if seconds > self._lease / 2:
+            logger.warning(
+                "the heartbeat is %.1f s late, and leases last %g s: the database did not answer, "
+                "or this process got no time to run, as when a handler keeps the interpreter",
+                seconds,
+                self._lease,
+            )
 
     def _beat(self, entries: dict[int, Running]) -> bool:
         """Renew the leases, and return whether a row was locked."""

@@ -6,9 +6,7 @@ take every pooled connection cannot starve a heartbeat.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
+from queue import Empty, SimpleQueue
 from typing import Any
 
 from sqlalchemy import Connection, Engine, create_engine
@@ -17,12 +15,8 @@ from sqlalchemy.pool import NullPool
 
 from sa_jobs import presence
 from sa_jobs.errors import WorkerError
-
-# Half-open connections are found within about 25 s, whatever the kernel's defaults.
-KEEPALIVE_IDLE_SECONDS = 10
-KEEPALIVE_INTERVAL_SECONDS = 5
-KEEPALIVE_PROBES = 3
-USER_TIMEOUT_MILLISECONDS = 25_000
+from sa_jobs.worker.answers import Answers
+from sa_jobs.worker.opening import Opening, bound_attempts
 
 
 def control_engine(engine: Any) -> Engine:
@@ -52,66 +46,91 @@ def control_engine(engine: Any) -> Engine:
 class Link:
     """One role's connection: opened at first use, held, and opened anew after it was dropped.
 
-    Not for use by two threads at once. It is in autocommit mode, so that it is never idle in a
-    transaction, and a process that is stopped half-way holds no lock.
+    Not for use by two threads at once, except `wake` and what `answers` offers. It is in autocommit
+    mode, so that it is never idle in a transaction, and a process that is stopped half-way holds
+    no lock. Connecting and each statement get `seconds` for an answer.
     """
 
-    def __init__(self, engine: Engine, application_name: str) -> None:
+    def __init__(self, engine: Engine, application_name: str, *, seconds: float) -> None:
         # A pool of its own: the host's may be as small as one connection.
         pool = engine.pool.recreate()
         self._engine = Engine(pool, engine.dialect, engine.url, hide_parameters=True)
+        bound_attempts(self._engine)
         self._application_name = application_name[:63]
         self._connection: Connection | None = None
+        self._opening: Opening | None = None
+        # `put` may be called at any instant, even by a signal handler.
+        self._opened: SimpleQueue[Opening | None] = SimpleQueue()
+        self.answers = Answers(self._engine, seconds)
 
     def connection(self) -> Connection:
-        """Return the connection, opening it if there is none."""
+        """Return the connection, opening it if there is none.
+
+        Raises TimeoutError if that takes too long. The attempt goes on, as with the next of several
+        hosts, and the next call waits for it again.
+        """
         if self._connection is None or self._connection.invalidated:
-            self.drop()
-            connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+            if self._opening is None:
+                self.drop()
+                self._opening = Opening(self._open, self._opened, self.answers.seconds)
+                self._opening.start()
             try:
-                presence.prepare_session(connection, self._application_name)
-                _set_socket_options(connection)
-            except BaseException:
-                connection.invalidate()
-                connection.close()
-                raise
-            self._connection = connection
+                opening = self._opened.get(timeout=self.answers.seconds)
+            except Empty:
+                opening = None
+            if opening is None:
+                raise TimeoutError("no connection to the server yet")
+            self._opening = None
+            self._connection = opening.result()
         return self._connection
 
-    def drop(self) -> None:
-        """Close the connection, whatever state it is in; the next use opens a new one."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            try:
-                connection.invalidate()
-            finally:
-                connection.close()
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection that is not known to be lost."""
+        return self._connection is not None and not self._connection.invalidated
 
-    def interrupt(self) -> None:
-        """Ask the server to give up the statement that runs, if one does; from any thread."""
-        connection = self._connection
-        if connection is not None and not connection.invalidated:
-            with contextlib.suppress(Exception):
-                connection.connection.driver_connection.cancel()  # type: ignore[union-attr]
+    def fault(self, error: BaseException) -> BaseException:
+        """Drop the connection after an error, and return what to say of it."""
+        if self.drop():
+            return TimeoutError(f"no answer from the server within {self.answers.seconds:g} s")
+        return error
+
+    def drop(self) -> bool:
+        """Close the connection, whatever state it is in; the next use opens a new one.
+
+        Returns whether it was given up since the server did not answer.
+        """
+        connection, self._connection = self._connection, None
+        try:
+            if connection is not None:
+                connection.invalidate()
+        finally:
+            if connection is not None:
+                connection.close()
+            gave_up = self._opening is None and self.answers.close()
+        return gave_up
+
+    def wake(self) -> None:
+        """End the wait for a connection that is being opened; from any thread or signal handler."""
+        self._opened.put(None)
 
     def close(self) -> None:
         """Close the connection and its pool."""
+        opening, self._opening = self._opening, None
+        if opening is not None:
+            opening.abandon()
         self.drop()
+        self.answers.end()
         self._engine.dispose()
 
-
-def _set_socket_options(connection: Connection) -> None:
-    descriptor = connection.connection.driver_connection.fileno()  # type: ignore[union-attr]
-    with socket.socket(fileno=os.dup(descriptor)) as link:
-        if link.family not in (socket.AF_INET, socket.AF_INET6):
-            return
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (
-            ("TCP_KEEPIDLE", KEEPALIVE_IDLE_SECONDS),
-            ("TCP_KEEPINTVL", KEEPALIVE_INTERVAL_SECONDS),
-            ("TCP_KEEPCNT", KEEPALIVE_PROBES),
-            ("TCP_USER_TIMEOUT", USER_TIMEOUT_MILLISECONDS),
-        ):
-            number = getattr(socket, option, None)  # not every system has each
-            if number is not None:
-                link.setsockopt(socket.IPPROTO_TCP, number, value)
+    def _open(self) -> Connection:
+        connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        try:
+            presence.prepare_session(connection, self._application_name)
+        except BaseException:
+            connection.invalidate()
+            connection.close()
+            raise
+        finally:
+            self.answers.settle()
+        return connection

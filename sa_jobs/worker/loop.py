@@ -18,10 +18,11 @@ from sa_jobs.handlers import Jobs
 from sa_jobs.outcome import Finished, Released, failed
 from sa_jobs.worker.coroutines import Coroutines
 from sa_jobs.worker.execution import timed_out
-from sa_jobs.worker.faults import Recovery, first_line, hopeless
+from sa_jobs.worker.faults import first_line
 from sa_jobs.worker.links import Link
 from sa_jobs.worker.pace import Pace
 from sa_jobs.worker.records import log_ended_before, log_lost, log_outcome
+from sa_jobs.worker.recovery import Recovery
 from sa_jobs.worker.running import (
     Committed,
     Ended,
@@ -275,12 +276,12 @@ class ControlLoop:
         """Return how long to wait after a database error, or raise one that waiting cannot cure."""
         if isinstance(error, SaJobsError):
             raise error
-        fatal = hopeless(error)
+        fault = self._link.fault(error)
+        fatal = self._recovery.verdict(fault)
         if fatal is not None:
             self._failure = fatal
             return 0.0
-        self._link.drop()
-        return self._recovery.failed(error)
+        return self._recovery.failed(fault)
 
     # --- time ----------------------------------------------------------------------------------
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
+from collections.abc import Sequence
 
 from sa_jobs.claims import Reclaimed
 from sa_jobs.context import log_fields
@@ -13,6 +15,8 @@ from sa_jobs.worker.running import Running
 logger = logging.getLogger("sa_jobs.worker")
 
 _LONGEST_ERROR = 200
+# Of more jobs the table of failures tells, without a flood of lines.
+_MOST_RECLAIMED_LINES = 20
 # SQLAlchemy ends its messages with a link.
 _BACKGROUND = "(Background on this error at"
 
@@ -51,8 +55,19 @@ def log_lost(running: Running) -> None:
     _log(logging.WARNING, running, "lost its lease; nothing is written for it")
 
 
-def log_reclaimed(job: Reclaimed) -> None:
-    """Log that the sweep took a job back."""
+def log_reclaimed(taken: Sequence[Reclaimed]) -> None:
+    """Log what a sweep took back: the counts, and a line for each job unless they are many."""
+    counts = Counter(job.status for job in taken)
+    logger.warning(
+        "the leases of %d jobs ran out: %s now",
+        len(taken),
+        ", ".join(f"{number} {status}" for status, number in sorted(counts.items())),
+    )
+    for job in taken if len(taken) <= _MOST_RECLAIMED_LINES else ():
+        _log_reclaimed_one(job)
+
+
+def _log_reclaimed_one(job: Reclaimed) -> None:
     logger.warning(
         "job %s %s (queue %s, attempt %s) lost its worker %s, and is %s now",
         job.id,
@@ -86,4 +101,8 @@ def _log(level: int, running: Running, what: str) -> None:
 
 def _last_line(error: str) -> str:
     lines = [line for line in error.strip().splitlines() if not line.startswith(_BACKGROUND)]
+    if lines and lines[-1].startswith("[") and lines[-1].endswith("]"):
+        # The statement, which SQLAlchemy puts after what the database said of it.
+        start = max((n for n, line in enumerate(lines) if line.startswith("[SQL: ")), default=0)
+        lines = lines[:start] or lines
     return lines[-1][:_LONGEST_ERROR] if lines else ""

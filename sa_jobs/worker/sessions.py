@@ -7,19 +7,22 @@ changes the row, everything commits together; if the job is no longer ours, ever
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Connection, event
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sa_jobs import claims
 from sa_jobs.claims import Settled
 from sa_jobs.connections import connection_of
 from sa_jobs.context import ClaimedJob
-from sa_jobs.errors import TransactionError, WorkerError
+from sa_jobs.errors import SaJobsError, TransactionError, WorkerError
 from sa_jobs.models import Tables
 from sa_jobs.outcome import Finished
+from sa_jobs.worker.faults import first_line
 
 _WAY_OUT = (
     "sa-jobs commits it together with the job's finish: return from the handler instead; for a "
@@ -70,6 +73,24 @@ def finish(
     return claims.finish_in_transaction(
         connection_of(session, tables), Settled(job, outcome), worker=worker, tables=tables
     )
+
+
+class FinishLostError(SaJobsError):
+    """The connection was lost between the handler's return and the answer to the commit."""
+
+
+@contextmanager
+def finishing() -> Iterator[None]:
+    """Tell a connection that is lost while the finish is written from an error of the handler."""
+    try:
+        yield
+    except DBAPIError as error:
+        if not error.connection_invalidated:
+            raise  # Such as a deferred constraint: what the handler did cannot be committed.
+        raise FinishLostError(
+            "the handler returned, and its session's connection was lost before the job's finish "
+            f"was committed, so that its work was rolled back: {first_line(error)}"
+        ) from None
 
 
 def abandon(session: Session) -> None:

@@ -51,8 +51,7 @@ class Sweep(HealingThread):
                 presence.forget_workers(self._tables), {"id": "", "seconds": FORGET_SECONDS}
             )
             if taken:
-                for job in taken:
-                    log_reclaimed(job)
+                log_reclaimed(taken)
                 self._mailbox.put(Woken())
             if len(taken) < RECLAIM_BATCH:
                 break

@@ -13,16 +13,23 @@ class Threads:
     """Runs claims on at most `limit` threads, in the order in which they are given.
 
     A thread whose handler is stuck can be abandoned: another takes its place, and it ends when its
-    handler does.
+    handler does. So does another where one died of an exception that came from outside, as those
+    that a handler's own time-out sends too late; `died` is told the claim that it had.
     """
 
-    def __init__(self, run: Callable[[Running], None], limit: int) -> None:
+    def __init__(
+        self,
+        run: Callable[[Running], None],
+        died: Callable[[Running, BaseException], None],
+        limit: int,
+    ) -> None:
         self._run = run
+        self._died = died
         self._limit = limit
         self._changed = threading.Condition()
         # All of these only under the lock.
         self._waiting: deque[Running] = deque()
-        self._busy: set[int] = set()
+        self._busy: dict[int, tuple[Running, int]] = {}
         self._stuck: set[int] = set()
         self._threads = 0
         self._started = 0
@@ -47,7 +54,7 @@ class Threads:
         """Let another thread take the place of the one that this claim's handler keeps."""
         with self._changed:
             if running.serial in self._busy:
-                self._busy.remove(running.serial)
+                del self._busy[running.serial]
                 self._stuck.add(running.serial)
                 self._threads -= 1
                 self._start_threads()
@@ -72,13 +79,31 @@ class Threads:
             ).start()
 
     def _work(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:
+            self._replace(error)
+
+    def _replace(self, error: BaseException) -> None:
+        """Let another thread take the place of this one, which dies."""
+        with self._changed:
+            own = [one for one, thread in self._busy.values() if thread == threading.get_ident()]
+            for running in own:
+                del self._busy[running.serial]
+            self._threads -= 1
+            self._start_threads()
+            begun = [running for running in own if running not in self._waiting]
+        for running in begun:
+            self._died(running, error)
+
+    def _serve(self) -> None:
         while (running := self._next()) is not None:
             self._run(running)
             with self._changed:
                 if running.serial in self._stuck:
                     self._stuck.remove(running.serial)
                     return
-                self._busy.remove(running.serial)
+                del self._busy[running.serial]
             # Nothing of a finished job may be kept alive by an idle thread.
             del running
 
@@ -88,6 +113,8 @@ class Threads:
                 if self._closed:
                     return None
                 self._changed.wait()
-            running = self._waiting.popleft()
-            self._busy.add(running.serial)
+            # In this order, so that a thread that dies in between loses no claim.
+            running = self._waiting[0]
+            self._busy[running.serial] = (running, threading.get_ident())
+            self._waiting.popleft()
             return running

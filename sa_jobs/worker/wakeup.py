@@ -12,31 +12,38 @@ from typing import Any
 
 from sa_jobs import presence
 from sa_jobs.models import Tables
-from sa_jobs.worker.faults import LONGEST_DELAY_SECONDS
 from sa_jobs.worker.healing import HealingThread
 from sa_jobs.worker.links import Link
+from sa_jobs.worker.recovery import LONGEST_DELAY_SECONDS
 from sa_jobs.worker.running import Mailbox, Woken
-
-# How often the connection is asked whether it still lives: a half-open one is silent.
-PROBE_SECONDS = 15.0
 
 
 class Wakeup(HealingThread):
-    """Listens for notifications of the worker's queues, and posts one wake-up for each burst."""
+    """Listens for notifications of the worker's queues, and posts one wake-up for each burst.
 
-    def __init__(self, link: Link, mailbox: Mailbox, queues: list[str], tables: Tables) -> None:
+    A connection that is quiet for `probe` seconds is asked whether it still lives, since a
+    half-open one is quiet too.
+    """
+
+    def __init__(
+        self, link: Link, mailbox: Mailbox, queues: list[str], tables: Tables, *, probe: float
+    ) -> None:
         super().__init__("listen", link, mailbox, longest_wait=LONGEST_DELAY_SECONDS)
         self._hashes = {
             hashlib.sha256(queue.encode()).hexdigest()[: presence.HASH_LENGTH] for queue in queues
         }
         self._tables = tables
+        self._probe = probe
         # Lets end() interrupt the wait for the database's socket.
         self._interrupt, self._interrupted = socket.socketpair()
 
+    def ask_to_end(self) -> None:
+        """Ask the thread to stop; returns at once."""
+        super().ask_to_end()
+        self._interrupt.send(b"x")
+
     def end(self) -> None:
         """Stop listening, and close the connection."""
-        self._ended.set()
-        self._interrupt.send(b"x")
         super().end()
         self._interrupt.close()
         self._interrupted.close()
@@ -56,7 +63,7 @@ class Wakeup(HealingThread):
             selector.register(driver.fileno(), selectors.EVENT_READ)
             selector.register(self._interrupted, selectors.EVENT_READ)
             while not self._ended.is_set():
-                if not selector.select(PROBE_SECONDS):
+                if not selector.select(self._probe):
                     presence.probe(connection)
                     continue
                 driver.pgconn.consume_input()

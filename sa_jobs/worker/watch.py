@@ -1,4 +1,4 @@
-"""The watch over leases: a handler is told when its lease ran out before it could be renewed.
+"""The watch over leases: a handler is told before its lease runs out, if it was not renewed.
 
 On a thread of its own that knows no connection, since in a network partition every thread that does
 may wait for an answer.
@@ -6,40 +6,38 @@ may wait for an answer.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 
+from sa_jobs.worker.parts import Part
 from sa_jobs.worker.records import log_overdue
-from sa_jobs.worker.running import Running
+from sa_jobs.worker.running import Mailbox, Running
 
-LONGEST_PERIOD_SECONDS = 1.0
+LONGEST_MARGIN_SECONDS = 2.0
+MARGIN_PART = 10
+LOOKS_PER_MARGIN = 4
 
 
-class LeaseWatch(threading.Thread):
-    """Looks at the claims' deadlines several times in a lease.
+class LeaseWatch(Part):
+    """Tells the handlers whose lease ends within a tenth of its length, or 2 s.
 
-    Another worker may run an overdue job by now. What its handler still returns is written if the
+    From the end on another worker may run the job. What the handler still returns is written if the
     row says that it is ours after all.
     """
 
-    def __init__(self, running: Callable[[], list[Running]], lease: float) -> None:
-        super().__init__(name="sa-jobs-watch", daemon=True)
+    def __init__(
+        self, mailbox: Mailbox, running: Callable[[], list[Running]], lease: float
+    ) -> None:
+        super().__init__("watch", mailbox)
         self._running = running
-        self._period = min(LONGEST_PERIOD_SECONDS, lease / 10)
-        self._ended = threading.Event()
+        self._margin = min(LONGEST_MARGIN_SECONDS, lease / MARGIN_PART)
 
-    def end(self) -> None:
-        """Stop watching."""
-        self._ended.set()
-        self.join(1.0)
-
-    def run(self) -> None:
-        """Watch until the end (the thread's own function)."""
-        while not self._ended.wait(self._period):
-            now = time.monotonic()
+    def work(self) -> None:
+        """Watch until the end."""
+        while not self._ended.wait(self._margin / LOOKS_PER_MARGIN):
+            soon = time.monotonic() + self._margin
             for running in self._running():
-                overdue = running.deadline <= now and not running.with_writer
+                overdue = running.deadline <= soon and not running.with_writer
                 if overdue and running.stop_reason is None:
                     running.stop("lost")
                     log_overdue(running)

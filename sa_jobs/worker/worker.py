@@ -18,10 +18,11 @@ from sa_jobs import migrations, presence
 from sa_jobs.errors import SchemaVersionError, WorkerError
 from sa_jobs.handlers import Jobs
 from sa_jobs.worker import links
+from sa_jobs.worker.answers import AnswerWatch
 from sa_jobs.worker.coroutines import Coroutines
 from sa_jobs.worker.execution import Execution
 from sa_jobs.worker.factories import Factories
-from sa_jobs.worker.faults import Recovery, hopeless, is_transient
+from sa_jobs.worker.faults import is_transient
 from sa_jobs.worker.heartbeat import Heartbeat
 from sa_jobs.worker.links import Link
 from sa_jobs.worker.loop import EXIT_OK, ControlLoop
@@ -33,6 +34,7 @@ from sa_jobs.worker.options import (
     check_registry,
 )
 from sa_jobs.worker.pace import Pace
+from sa_jobs.worker.recovery import Recovery
 from sa_jobs.worker.running import Mailbox, Stop
 from sa_jobs.worker.sweep import FORGET_SECONDS, Sweep
 from sa_jobs.worker.threads import Threads
@@ -47,9 +49,12 @@ DEFAULT_HEARTBEAT_SECONDS = 10.0
 DEFAULT_POLL_SECONDS = 1.0
 DEFAULT_SWEEP_SECONDS = 10.0
 DEFAULT_GRACE_SECONDS = 30.0
+DEFAULT_ANSWER_SECONDS = 10.0
 
 # How long a statement may take after the second stop.
 _PATIENCE_SECONDS = 1.0
+# A LISTEN connection that was quiet for so many times the time for an answer is asked for one.
+PROBE_FACTOR = 1.5
 
 
 class Worker:
@@ -61,7 +66,9 @@ class Worker:
 
     All times are in seconds. A claim holds for `lease` and is renewed every `heartbeat`; lapsed
     ones are looked for every `sweep`. An idle worker looks for jobs every `poll`; with `listen` an
-    enqueue wakes it at once. `grace` is how long a stop waits for handlers.
+    enqueue wakes it at once. `grace` is how long a stop waits for handlers. A connection on which
+    the database does not answer for `answer`, or a third of the lease if that is less for the
+    heartbeat, is given up and replaced.
 
     Handlers that take a session get one of `session_factory` or `async_session_factory` (default:
     a sessionmaker on the engine). The worker's own connections, one per role, are made from the
@@ -84,6 +91,7 @@ class Worker:
         poll: float = DEFAULT_POLL_SECONDS,
         sweep: float = DEFAULT_SWEEP_SECONDS,
         grace: float = DEFAULT_GRACE_SECONDS,
+        answer: float = DEFAULT_ANSWER_SECONDS,
         listen: bool = True,
         session_factory: Callable[[], Any] | None = None,
         async_session_factory: Callable[[], Any] | None = None,
@@ -100,6 +108,7 @@ class Worker:
         self.poll = check_period("poll", poll)
         self.sweep = check_period("sweep", sweep)
         self.grace = check_period("grace", grace, may_be_zero=True)
+        self.answer = check_period("answer", answer)
         self.listen = listen
         self.id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._tables = jobs.tables
@@ -116,7 +125,18 @@ class Worker:
         self._began = False
         self._stops = 0
         self._ended = threading.Event()
-        self._control_link = Link(self._control, "sa-jobs claim")
+        self._control_link = self._link("claim")
+        # Its answer must come while there is time for another beat.
+        self._heartbeat_link = self._link("heartbeat", min(self.answer, self.lease / 3))
+        self._sweep_link = self._link("sweep")
+        self._listen_link = self._link("listen")
+        links_held = (
+            self._control_link,
+            self._heartbeat_link,
+            self._sweep_link,
+            self._listen_link,
+        )
+        self._answers = AnswerWatch(self._mailbox, [held.answers for held in links_held])
 
     def stop(self) -> None:
         """Ask the worker to drain; a second call asks it to end at once. Returns immediately.
@@ -125,6 +145,7 @@ class Worker:
         """
         self._mailbox.put(Stop())
         self._stops += 1
+        self._control_link.wake()
         if self._stops == 2:
             threading.Thread(
                 target=self._interrupt_statements, name="sa-jobs-hurry", daemon=True
@@ -149,12 +170,14 @@ class Worker:
             raise WorkerError("a Worker runs once: make another one")
         self._began = True
         link = self._control_link
+        self._answers.start()
         try:
             if not self._schema_is_usable(link):
                 return EXIT_OK  # It was stopped while it waited for the database.
             return self._work(link, until_empty=until_empty)
         finally:
             self._ended.set()
+            self._answers.end()
             link.close()
             self._control.dispose()
             self._factories.close()
@@ -169,13 +192,13 @@ class Worker:
                     link.connection(), schema=self._tables.schema, name=self._tables.name
                 )
             except Exception as error:
-                fatal = hopeless(error)
+                fault = link.fault(error)
+                fatal = recovery.verdict(fault)
                 if fatal is not None:
                     raise fatal from error
-                if not is_transient(error):
+                if not is_transient(fault):
                     raise
-                link.drop()
-                wait = recovery.failed(error)
+                wait = recovery.failed(fault)
             else:
                 recovery.succeeded()
                 if not status.usable:
@@ -192,7 +215,7 @@ class Worker:
             session_factory=self._factories.sync,
             async_session_factory=self._factories.asynchronous,
         )
-        threads = Threads(execution.run, self.concurrency)
+        threads = Threads(execution.run, execution.died, self.concurrency)
         coroutines = Coroutines(execution.run_async, execution.stopped, self.concurrency)
         loop = ControlLoop(
             worker=self.id,
@@ -219,7 +242,7 @@ class Worker:
     def _serve(self, loop: ControlLoop, link: Link, *, listen: bool) -> int:
         """Run the loop with the threads that keep its leases, sweep, and listen."""
         heartbeat = Heartbeat(
-            self._link("heartbeat"),
+            self._heartbeat_link,
             self._mailbox,
             loop.claims,
             self._view,
@@ -229,14 +252,20 @@ class Worker:
             tables=self._tables,
         )
         sweep = Sweep(
-            self._link("sweep"),
+            self._sweep_link,
             self._mailbox,
             loop.claims,
             worker=self.id,
             period=self.sweep,
             tables=self._tables,
         )
-        wakeup = Wakeup(self._link("listen"), self._mailbox, self.queues, self._tables)
+        wakeup = Wakeup(
+            self._listen_link,
+            self._mailbox,
+            self.queues,
+            self._tables,
+            probe=self.answer * PROBE_FACTOR,
+        )
         logger.info(
             "worker %s serves queues %s with %d slots and handlers %s",
             self.id,
@@ -244,7 +273,7 @@ class Worker:
             self.concurrency,
             ", ".join(self.jobs.names),
         )
-        watch = LeaseWatch(loop.claims, self.lease)
+        watch = LeaseWatch(self._mailbox, loop.claims, self.lease)
         heartbeat.start()
         watch.start()
         sweep.start()
@@ -253,23 +282,29 @@ class Worker:
         try:
             return loop.run()
         finally:
-            sweep.end()
-            wakeup.end()
-            # Last, so that what drains keeps its leases.
-            heartbeat.end()
-            watch.end()
+            # Nothing runs any more: until now the heartbeat has kept the leases of what drained.
+            parts = (sweep, wakeup, heartbeat, watch)
+            for part in parts:
+                part.ask_to_end()
+            for part in parts:
+                part.end()
             self._forget(link)
 
     def _interrupt_statements(self) -> None:
         # The loop may wait for a statement, as behind a lock on the whole table.
         while not self._ended.wait(_PATIENCE_SECONDS):
-            self._control_link.interrupt()
+            self._control_link.wake()
+            self._control_link.answers.interrupt()
+            if not self._ended.wait(_PATIENCE_SECONDS / 2):
+                self._control_link.answers.cut()
 
-    def _link(self, role: str) -> Link:
-        return Link(self._control, f"sa-jobs {role}")
+    def _link(self, role: str, seconds: float | None = None) -> Link:
+        return Link(self._control, f"sa-jobs {role}", seconds=seconds or self.answer)
 
     def _forget(self, link: Link) -> None:
         """Take the worker's row out of the operators' view."""
+        if not link.is_open:
+            return
         try:
             link.connection().execute(
                 presence.forget_workers(self._tables), {"id": self.id, "seconds": FORGET_SECONDS}

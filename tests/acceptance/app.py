@@ -7,6 +7,7 @@ counts even where the job's own transaction is lost.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import time
 from functools import cache
@@ -46,7 +47,9 @@ jobs = Jobs()
 
 @cache
 def _engine() -> Engine:
-    return create_engine(database_url(None), isolation_level="AUTOCOMMIT", max_overflow=50)
+    return create_engine(
+        database_url(None), isolation_level="AUTOCOMMIT", max_overflow=50, pool_pre_ping=True
+    )
 
 
 def mark_start(ctx: JobContext) -> None:
@@ -114,3 +117,18 @@ def snoozes_once(ctx: JobContext) -> None:
     mark_start(ctx)
     if ctx.job.claim_no == 1:
         raise Snooze(0.1)
+
+
+@jobs.handler("burns")
+def burns(seconds: float, ctx: JobContext) -> None:
+    mark_start(ctx)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(number * number for number in range(1000))
+
+
+@jobs.handler("keeps_the_interpreter")
+def keeps_the_interpreter(seconds: int, ctx: JobContext) -> None:
+    mark_start(ctx)
+    # Unlike CDLL, PyDLL does not let other threads run during the call.
+    ctypes.PyDLL(None).sleep(seconds)

@@ -162,8 +162,12 @@ def test_a_handler_that_always_fails_is_retried_ever_later_and_ends_dead(
 def test_the_heartbeat_keeps_a_job_that_is_slower_than_its_lease(
     app_database: str, engine: Engine
 ) -> None:
-    job_id = add(engine, "sleep", seconds=8.0)
-    with WorkerProcess(app_database), WorkerProcess(app_database):
+    job_id = add(engine, "sleep", seconds=10.0)
+    with (
+        WorkerProcess(app_database, lease=2),
+        WorkerProcess(app_database, lease=2),
+        WorkerProcess(app_database, lease=2),
+    ):
         wait_until(lambda: status(engine, job_id) == "done", "the job is done")
 
     assert len(starts_of(engine, job_id)) == 1

@@ -44,7 +44,12 @@ def test_a_running_job_is_finished_and_keeps_its_lease_meanwhile(
     with WorkerProcess(app_database, "--grace", "20") as worker:
         wait_until(lambda: starts_of(engine, job_id), "the job starts")
         with WorkerProcess(app_database):
-            assert worker.stop() == 0
+            worker.send(signal.SIGTERM)
+            wait_until(lambda: "stopping" in worker.log, "the worker drains")
+            before = job(engine, job_id).leased_until
+            wait_until(lambda: job(engine, job_id).leased_until != before, "the lease is renewed")
+            assert job(engine, job_id).leased_until is not None
+            assert worker.wait() == 0
 
     assert status(engine, job_id) == "done"
     assert len(starts_of(engine, job_id)) == 1

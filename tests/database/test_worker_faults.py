@@ -459,4 +459,5 @@ def test_the_line_about_a_failure_says_what_the_database_said(
     run_all(engine, jobs)
 
     (line,) = [line for line in caplog.messages if " dead: " in line]
+    assert "no_such_column" in line
     assert "Background" not in line

@@ -21,8 +21,13 @@ class LineFormatter(logging.Formatter):
     """Formats a record as one line: time with offset, level, logger, message, key=value fields.
 
     What could break the line is escaped. A traceback follows on lines of its own, indented. Of a
-    database's error it has neither parameters nor the detail, which quotes rows.
+    database's error it has neither parameters nor the detail, which quotes rows. `with_pid` adds
+    the process, where several write to one stream.
     """
+
+    def __init__(self, *, with_pid: bool = False) -> None:
+        super().__init__()
+        self._with_pid = with_pid
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, and the traceback if there is one."""
@@ -42,6 +47,7 @@ class LineFormatter(logging.Formatter):
                     for field in FIELDS
                     if hasattr(record, field)
                 ),
+                *([f"pid={record.process}"] if self._with_pid else []),
             )
         )
         if not record.exc_info:
@@ -55,7 +61,7 @@ def _field(value: object) -> str:
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 
-def configure_logging(level: str) -> None:
+def configure_logging(level: str, *, with_pid: bool = False) -> None:
     """Log to standard error, unless the application has set up a handler of its own.
 
     SQLAlchemy stays at WARNING where its level was left unset: at INFO it logs every statement
@@ -65,7 +71,7 @@ def configure_logging(level: str) -> None:
     logging.getLogger("sa_jobs").setLevel(level)
     if not root.handlers:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(LineFormatter())
+        handler.setFormatter(LineFormatter(with_pid=with_pid))
         root.addHandler(handler)
         root.setLevel(level)
     database = logging.getLogger("sqlalchemy")

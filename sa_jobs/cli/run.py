@@ -42,18 +42,34 @@ _USAGE_ERRORS = (
 
 
 def run(command: click.Command, arguments: Sequence[str] | None, program: str) -> int:
-    """Run a command and return its exit code; a failure of a known kind prints one line."""
+    """Run a command and return its exit code; a failure of a known kind prints one line.
+
+    The object of click's context is the command line that starts the program again.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     prepare_streams()
     try:
-        return _run(command, given or ["--help"], program)
+        own = _own_command(command, arguments)
+        return _run(command, given or ["--help"], program, own)
     finally:
         settle_streams()
 
 
-def _run(command: click.Command, arguments: list[str], program: str) -> int:
+def _own_command(command: click.Command, arguments: Sequence[str] | None) -> list[str]:
+    """Return the command line that does the same again, in a process of its own.
+
+    What this process was started with says it best: by which script or module, and with which
+    options of Python's. Arguments that a program gave have nothing to do with that.
+    """
+    if arguments is None:
+        return [sys.executable, *sys.orig_argv[1:]]
+    sub_command = [] if isinstance(command, click.Group) else [str(command.name)]
+    return [sys.executable, "-m", "sa_jobs", *sub_command, *arguments]
+
+
+def _run(command: click.Command, arguments: list[str], program: str, own: list[str]) -> int:
     try:
-        code = command.main(arguments, prog_name=program, standalone_mode=False)
+        code = command.main(arguments, prog_name=program, standalone_mode=False, obj=own)
         if sys.stdout is not None:
             flush()
     except click.ClickException as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import signal
 from collections.abc import Callable
 from types import FrameType
@@ -14,6 +15,7 @@ from sa_jobs import urls
 from sa_jobs.cli.database import open_engine, url_option
 from sa_jobs.cli.loading import EndedEarly, load_jobs
 from sa_jobs.cli.logs import configure_logging
+from sa_jobs.supervisor import Lifeline, Supervised, Supervisor
 from sa_jobs.worker import Worker
 from sa_jobs.worker.signals import STOP_SIGNALS, run_with_signals
 from sa_jobs.worker.worker import (
@@ -30,6 +32,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # Far more than one process can do, and few enough to count them.
 MAX_CONCURRENCY = 100_000
+MAX_PROCESSES = 1_000
 LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -70,6 +73,13 @@ def _seconds_option(name: str, default: float, text: str) -> Callable[[F], F]:
     show_default=True,
     help="How many jobs run at once.",
 )
+@click.option(
+    "--processes",
+    type=click.IntRange(1, MAX_PROCESSES),
+    default=1,
+    show_default=True,
+    help="How many worker processes run, each with so many slots.",
+)
 @_seconds_option("lease", DEFAULT_LEASE_SECONDS, "How long a claim holds without a heartbeat.")
 @_seconds_option("heartbeat", DEFAULT_HEARTBEAT_SECONDS, "How often the leases are renewed.")
 @_seconds_option("poll", DEFAULT_POLL_SECONDS, "How often an idle worker looks for jobs.")
@@ -77,6 +87,18 @@ def _seconds_option(name: str, default: float, text: str) -> Callable[[F], F]:
 @_seconds_option("grace", DEFAULT_GRACE_SECONDS, "How long a stop waits for running jobs.")
 @_seconds_option("answer", DEFAULT_ANSWER_SECONDS, "How long the database may take to answer.")
 @click.option("--no-listen", is_flag=True, help="Poll only, as behind a transaction pooler.")
+@click.option(
+    "--max-jobs",
+    type=click.IntRange(min=1),
+    metavar="NUMBER",
+    help="After so many jobs a process ends, and is replaced.",
+)
+@click.option(
+    "--max-memory",
+    type=click.IntRange(min=1),
+    metavar="MIB",
+    help="With more memory than this a process ends when its jobs have, and is replaced.",
+)
 @url_option
 @click.option(
     "--log-level",
@@ -85,10 +107,13 @@ def _seconds_option(name: str, default: float, text: str) -> Callable[[F], F]:
     show_default=True,
     help="The least level that is logged, on standard error.",
 )
+@click.pass_obj
 def worker(
+    command: list[str],
     target: str,
     queues: tuple[str, ...],
     concurrency: int,
+    processes: int,
     lease: float,
     heartbeat: float,
     poll: float,
@@ -96,6 +121,8 @@ def worker(
     grace: float,
     answer: float,
     no_listen: bool,
+    max_jobs: int | None,
+    max_memory: int | None,
     database_url: str | None,
     log_level: str,
 ) -> int:
@@ -105,32 +132,47 @@ def worker(
     looked for in the current directory.
 
     The first signal lets running jobs end, the second stops at once. Exit codes: 0 all ended,
-    1 failure, 2 usage, 3 the grace period ended first and running jobs were handed back.
+    1 failure, 2 usage, 3 the grace period ended first and running jobs were handed back, 4 one
+    process without a supervisor has reached --max-jobs or --max-memory.
     """
     url = urls.database_url(database_url)
     _end_on_early_signals()
+    lifeline = Lifeline.inherited()
+    if processes > 1 and lifeline is None:
+        configure_logging(log_level.upper(), with_pid=True)
+        return Supervisor(command, processes).run()
+    if lifeline is not None:
+        lifeline.watch()
+        max_jobs = _spread(max_jobs)
     jobs = load_jobs(target)
-    configure_logging(log_level.upper())
+    configure_logging(log_level.upper(), with_pid=lifeline is not None)
     # Handlers that take a session hold one connection each; those that timed out, one more.
     engine = open_engine(url, pool_size=concurrency, max_overflow=concurrency, pool_pre_ping=True)
     try:
-        return run_with_signals(
-            Worker(
-                engine,
-                jobs,
-                queues=queues or None,
-                concurrency=concurrency,
-                lease=lease,
-                heartbeat=heartbeat,
-                poll=poll,
-                sweep=sweep,
-                grace=grace,
-                answer=answer,
-                listen=not no_listen,
-            )
+        made = Worker(
+            engine,
+            jobs,
+            queues=queues or None,
+            concurrency=concurrency,
+            lease=lease,
+            heartbeat=heartbeat,
+            poll=poll,
+            sweep=sweep,
+            grace=grace,
+            answer=answer,
+            listen=not no_listen,
+            max_jobs=max_jobs,
+            max_memory_mib=max_memory,
+            on_ready=None if lifeline is None else lifeline.serves,
         )
+        return run_with_signals(made if lifeline is None else Supervised(made, lifeline))
     finally:
         engine.dispose()
+
+
+def _spread(max_jobs: int | None) -> int | None:
+    """Return up to a tenth more, so that processes which began together do not end together."""
+    return None if max_jobs is None else max_jobs + random.randint(0, max_jobs // 10)
 
 
 def _end_on_early_signals() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 from sqlalchemy import Connection
 
@@ -16,6 +17,7 @@ from sa_jobs import claims, presence
 from sa_jobs.errors import SaJobsError, WorkerError
 from sa_jobs.handlers import Jobs
 from sa_jobs.outcome import Finished, Released, failed
+from sa_jobs.worker.allowance import Allowance
 from sa_jobs.worker.coroutines import Coroutines
 from sa_jobs.worker.execution import timed_out
 from sa_jobs.worker.faults import first_line
@@ -44,6 +46,8 @@ EXIT_OK = 0
 EXIT_FAILURE = 1
 # Not every job could end in the grace period; what still ran was handed back.
 EXIT_HANDED_BACK = 3
+# The worker has done as much as it may, and was not asked to stop: another one is to be started.
+EXIT_RECYCLED = 4
 
 # With nothing to wait for, the loop looks around at least this often.
 _LONGEST_WAIT_SECONDS = 5.0
@@ -57,7 +61,8 @@ class ControlLoop:
     """Works until a stop, or with `until_empty` until nothing is due and nothing runs.
 
     At most `room` claims are held at once. More than `most_stuck` threads whose handlers run on
-    after their time-out end the loop with an error.
+    after their time-out end the loop with an error. With the allowance used up the loop claims no
+    more, and ends when nothing runs, however long that takes. `on_ready` is called once.
     """
 
     def __init__(
@@ -71,11 +76,13 @@ class ControlLoop:
         threads: Threads,
         coroutines: Coroutines,
         pace: Pace,
+        allowance: Allowance,
         room: int,
         most_stuck: int,
         lease: float,
         grace: float,
         until_empty: bool,
+        on_ready: Callable[[], None] | None,
     ) -> None:
         self._worker = worker
         self._jobs = jobs
@@ -85,11 +92,13 @@ class ControlLoop:
         self._threads = threads
         self._coroutines = coroutines
         self._pace = pace
+        self._allowance = allowance
         self._room = room
         self._most_stuck = most_stuck
         self._lease = lease
         self._grace = grace
         self._until_empty = until_empty
+        self._on_ready = on_ready
         self._running: dict[int, Running] = {}
         self._writer = Writer(worker, jobs.tables)
         self._recovery = Recovery("claim")
@@ -112,6 +121,8 @@ class ControlLoop:
                 self._write()
                 # A stop that came meanwhile must be seen before anything is claimed.
                 self._receive(0)
+                if self._allowance.is_used_up() and not self._running:
+                    break
                 idle = self._may_claim() and not self._claim() and not self._running
                 self._recovery.succeeded()
                 if idle and self._until_empty:
@@ -142,7 +153,7 @@ class ControlLoop:
         return not stopping and self._free() > 0 and self._pace.due_in() == 0.0
 
     def _free(self) -> int:
-        return self._room - len(self._running)
+        return self._allowance.room(self._room - len(self._running))
 
     def _receive(self, timeout: float) -> None:
         for message in self._mailbox.take(timeout):
@@ -179,6 +190,9 @@ class ControlLoop:
             # It may have been committed all the same, or be so yet.
             self._in_doubt_until = time.monotonic() + self._lease
             raise
+        # Before a handler starts, which may be the end of the process.
+        self._say_ready()
+        self._allowance.spend(len(found))
         for job in found:
             running = Running(job, self._jobs[job.handler], deadline)
             self._running[running.serial] = running
@@ -196,6 +210,14 @@ class ControlLoop:
                 },
             )
         return False
+
+    def _say_ready(self) -> None:
+        on_ready, self._on_ready = self._on_ready, None
+        if on_ready is not None:
+            try:
+                on_ready()
+            except Exception:
+                logger.exception("on_ready failed")
 
     def _disown(self, connection: Connection) -> None:
         """Give back what a claim took whose answer was lost: nobody runs it."""
@@ -354,7 +376,9 @@ class ControlLoop:
         if self._failure is not None:
             raise self._failure
         logger.info("stopped")
-        return EXIT_HANDED_BACK if handed_back else EXIT_OK
+        if handed_back:
+            return EXIT_HANDED_BACK
+        return EXIT_RECYCLED if self._allowance.is_used_up() and not self._stops else EXIT_OK
 
     def _withdraw(self) -> None:
         for running in list(self._running.values()):

@@ -38,6 +38,11 @@ def check_count(name: str, number: int, *, least: int) -> int:
     return number
 
 
+def check_most(name: str, number: int | None) -> int | None:
+    """Return a limit, which is a whole number from 1, or None for none."""
+    return None if number is None else check_count(name, number, least=1)
+
+
 def check_period(name: str, seconds: float, *, may_be_zero: bool = False) -> float:
     """Return a number of seconds of at most a day."""
     if (

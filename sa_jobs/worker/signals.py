@@ -2,28 +2,45 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from types import FrameType
-from typing import Any
+from typing import Protocol
 
-from sa_jobs.worker.worker import Worker
+from sa_jobs.worker.loop import EXIT_FAILURE
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def run_with_signals(worker: Worker) -> int:
+class Stoppable(Protocol):
+    """A worker, or what stands for one."""
+
+    def run(self) -> int:
+        """Work until it is stopped, and return the exit code."""
+
+    def stop(self) -> None:
+        """Ask it to drain, then to end at once."""
+
+
+def run_with_signals(worker: Stoppable) -> int:
     """Run the worker in the main thread until it stops, and return its exit code.
 
-    The first SIGTERM or SIGINT drains, the second ends at once. The handlers that were there
-    before are put back at the end.
+    Every SIGTERM and SIGINT stops it. The process is to end with that code afterwards: one more
+    signal on the way there ends it on the spot.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
         worker.stop()
 
-    before: dict[int, Any] = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
+    def end(number: int, frame: FrameType | None) -> None:
+        os._exit(code)
+
+    code = EXIT_FAILURE
+    for number in STOP_SIGNALS:
+        signal.signal(number, stop)
     try:
-        return worker.run()
+        code = worker.run()
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number in STOP_SIGNALS:
+            signal.signal(number, end)
+    return code

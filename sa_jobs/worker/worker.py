@@ -18,6 +18,7 @@ from sa_jobs import migrations, presence
 from sa_jobs.errors import SchemaVersionError, WorkerError
 from sa_jobs.handlers import Jobs
 from sa_jobs.worker import links
+from sa_jobs.worker.allowance import Allowance
 from sa_jobs.worker.answers import AnswerWatch
 from sa_jobs.worker.coroutines import Coroutines
 from sa_jobs.worker.execution import Execution
@@ -29,6 +30,7 @@ from sa_jobs.worker.loop import EXIT_OK, ControlLoop
 from sa_jobs.worker.options import (
     check_count,
     check_lease,
+    check_most,
     check_period,
     check_queues,
     check_registry,
@@ -70,6 +72,10 @@ class Worker:
     the database does not answer for `answer`, or a third of the lease if that is less for the
     heartbeat, is given up and replaced.
 
+    With `max_jobs` taken, or once the process holds more than `max_memory_mib` of memory, it takes
+    no more, and ends when those it has taken have ended. `on_ready` is called, on the thread that
+    runs the worker, when the first look for jobs has been answered.
+
     Handlers that take a session get one of `session_factory` or `async_session_factory` (default:
     a sessionmaker on the engine). The worker's own connections, one per role, are made from the
     engine apart from its pool, or from `control_engine`, which must be a psycopg 3 engine; an
@@ -93,9 +99,12 @@ class Worker:
         grace: float = DEFAULT_GRACE_SECONDS,
         answer: float = DEFAULT_ANSWER_SECONDS,
         listen: bool = True,
+        max_jobs: int | None = None,
+        max_memory_mib: int | None = None,
         session_factory: Callable[[], Any] | None = None,
         async_session_factory: Callable[[], Any] | None = None,
         control_engine: Engine | None = None,
+        on_ready: Callable[[], None] | None = None,
     ) -> None:
         check_registry(jobs)
         self.jobs = jobs
@@ -110,6 +119,9 @@ class Worker:
         self.grace = check_period("grace", grace, may_be_zero=True)
         self.answer = check_period("answer", answer)
         self.listen = listen
+        self.max_jobs = check_most("max_jobs", max_jobs)
+        self.max_memory_mib = check_most("max_memory_mib", max_memory_mib)
+        self.on_ready = on_ready
         self.id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._tables = jobs.tables
         self._control = links.control_engine(engine if control_engine is None else control_engine)
@@ -152,8 +164,9 @@ class Worker:
             ).start()
 
     def run(self) -> int:
-        """Work until `stop()`, and return the exit code: 0, or 3 if running jobs were handed back.
+        """Work until `stop()`, and return the exit code.
 
+        It is 0, or 3 if running jobs were handed back, or 4 after `max_jobs` or `max_memory_mib`.
         Raises WorkerError or SchemaVersionError where the worker cannot start or go on.
         """
         return self._run(until_empty=False)
@@ -215,6 +228,7 @@ class Worker:
             session_factory=self._factories.sync,
             async_session_factory=self._factories.asynchronous,
         )
+        allowance = Allowance(max_jobs=self.max_jobs, max_memory_mib=self.max_memory_mib)
         threads = Threads(execution.run, execution.died, self.concurrency)
         coroutines = Coroutines(execution.run_async, execution.stopped, self.concurrency)
         loop = ControlLoop(
@@ -226,14 +240,17 @@ class Worker:
             threads=threads,
             coroutines=coroutines,
             pace=Pace(self.poll, announces=listen),
+            allowance=allowance,
             room=self.concurrency + self.buffer,
             most_stuck=self.concurrency,
             lease=self.lease,
             grace=self.grace,
             until_empty=until_empty,
+            on_ready=self.on_ready,
         )
         try:
             self._factories.check(self._tables, coroutines)
+            allowance.check()
             return self._serve(loop, link, listen=listen)
         finally:
             threads.close()

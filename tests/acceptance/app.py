@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import signal
+import subprocess
 import time
 from functools import cache
+from pathlib import Path
 
 from sqlalchemy import (
     BigInteger,
@@ -95,6 +98,33 @@ def always_fails(ctx: JobContext) -> None:
 def kills_its_worker(ctx: JobContext) -> None:
     mark_start(ctx)
     os._exit(137)
+
+
+@jobs.handler("until")
+def until(path: str, ctx: JobContext) -> None:
+    mark_start(ctx)
+    while not Path(path).exists():
+        time.sleep(0.02)
+
+
+@jobs.handler("is_killed", max_attempts=1)
+def is_killed(ctx: JobContext) -> None:
+    mark_start(ctx)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@jobs.handler("leaves_a_process")
+def leaves_a_process(seconds: float) -> None:
+    subprocess.run(["sh", "-c", f"sleep {seconds} &"], check=True)
+
+
+kept: list[bytearray] = []
+
+
+@jobs.handler("keeps_memory")
+def keeps_memory(mib: int, ctx: JobContext) -> None:
+    mark_start(ctx)
+    kept.append(bytearray(b"x") * (mib * 1024 * 1024))
 
 
 @jobs.handler("effect", backoff=fixed(0.1))

@@ -14,10 +14,10 @@ from sqlalchemy import Engine, NullPool, create_engine, text
 from sqlalchemy.orm import Session
 
 from sa_jobs import JobContext, Jobs, SchemaVersionError, Worker, WorkerError, enqueue, fixed
-from sa_jobs.worker import EXIT_HANDED_BACK
+from sa_jobs.worker import EXIT_HANDED_BACK, EXIT_RECYCLED
 from tests.support.looking import failures, job, status, wait_until_done
 from tests.support.postgres import Cluster
-from tests.support.running import RunningWorker, constraint, run_all, running
+from tests.support.running import SHORT, RunningWorker, constraint, run_all, running
 from tests.support.waiting import wait_until
 
 
@@ -612,6 +612,49 @@ def test_buffered_jobs_are_handed_back_when_the_worker_stops(engine: Engine, job
     assert [job(engine, job_id).attempts for job_id in ids] == [1, 0, 0, 0, 0]
 
 
+def test_a_worker_takes_so_many_jobs_and_lets_them_end(engine: Engine, jobs: Jobs) -> None:
+    """However many it may run at once or claim ahead, and however long they take."""
+    began: list[int] = []
+    gate = threading.Event()
+
+    @jobs.handler("wait")
+    def wait(number: int) -> None:
+        began.append(number)
+        gate.wait(30)
+
+    ids = add(engine, jobs, "wait", *({"number": number} for number in range(6)))
+    worker = RunningWorker(Worker(engine, jobs, **SHORT, concurrency=2, buffer=4, max_jobs=5))
+    try:
+        wait_until(lambda: len(began) == 2, "two run")
+    finally:
+        gate.set()
+        worker.join()
+
+    assert worker.code == EXIT_RECYCLED
+    assert sorted(began) == [0, 1, 2, 3, 4]
+    assert [status(engine, job_id) for job_id in ids] == ["done"] * 5 + ["ready"]
+
+
+def test_a_worker_says_once_that_it_is_ready_and_before_its_first_handler(
+    engine: Engine, jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    said: list[str] = []
+
+    def on_ready() -> None:
+        said.append("ready")
+        raise ValueError("this harms no job")
+
+    @jobs.handler("note")
+    def note() -> None:
+        said.append("note")
+
+    add(engine, jobs, "note", *([{}] * 3))
+    run_all(engine, jobs, concurrency=1, on_ready=on_ready)
+
+    assert said == ["ready", "note", "note", "note"]
+    assert "on_ready failed" in caplog.text
+
+
 def test_a_worker_in_a_thread_is_stopped_by_its_api(engine: Engine, jobs: Jobs) -> None:
     began = threading.Event()
     go = threading.Event()
@@ -643,6 +686,8 @@ def test_a_worker_in_a_thread_is_stopped_by_its_api(engine: Engine, jobs: Jobs) 
         ({"poll": float("nan")}, "poll"),
         ({"grace": -1}, "grace"),
         ({"lease": 20, "heartbeat": 10}, r"heartbeat \(10 s\).*lease \(20 s\)"),
+        ({"max_jobs": 0}, "max_jobs"),
+        ({"max_memory_mib": 0.5}, "max_memory_mib"),
         ({"queues": []}, "queues"),
         ({"queues": "default"}, "queues"),
     ],

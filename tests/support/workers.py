@@ -7,27 +7,38 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+
+import psutil
 
 from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 APP = "tests.acceptance.app:jobs"
+MODULE = (sys.executable, "-m", "sa_jobs", "worker")
 
 
 class WorkerProcess:
-    """`sa-jobs-worker` with short periods, as a process that is killed at the end of the block."""
+    """`sa-jobs-worker` with short periods, as a process that is killed at the end of the block.
+
+    With `in_session` it is a terminal's job: the first process of a group that signals can go to.
+    """
 
     def __init__(
-        self, database_url: str, *options: str, app: str = APP, lease: float = 3.0
+        self,
+        database_url: str,
+        *options: str,
+        app: str = APP,
+        lease: float = 3.0,
+        program: Sequence[str] = MODULE,
+        directory: Path = ROOT,
+        in_session: bool = False,
     ) -> None:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the worker
         command = [
-            sys.executable,
-            "-m",
-            "sa_jobs",
-            "worker",
+            *program,
             app,
             "--lease",
             str(lease),
@@ -41,11 +52,12 @@ class WorkerProcess:
         ]
         self.process = subprocess.Popen(
             command,
-            cwd=ROOT,
+            cwd=directory,
             env={**os.environ, "SA_JOBS_DATABASE_URL": database_url},
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
+            start_new_session=in_session,
         )
 
     def __enter__(self) -> WorkerProcess:
@@ -77,9 +89,17 @@ class WorkerProcess:
         """Everything that the worker has written so far."""
         return os.pread(self._log.fileno(), 10_000_000, 0).decode()
 
-    def wait_until_ready(self) -> None:
-        """Wait until the worker says that it serves its queues."""
-        wait_until(lambda: "serves queues" in self.log, f"worker {self.pid} starts: {self.log}")
+    @property
+    def children(self) -> list[int]:
+        """The processes that it has started and that are not gone, ended ones included."""
+        return [child.pid for child in psutil.Process(self.pid).children()]
+
+    def wait_until_ready(self, processes: int = 1) -> None:
+        """Wait until so many workers have said that they serve their queues."""
+        wait_until(
+            lambda: self.log.count("serves queues") >= processes,
+            f"{processes} workers of {self.pid} start",
+        )
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal."""

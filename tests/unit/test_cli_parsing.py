@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import logging
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from sa_jobs.cli.loading import load_jobs
 from sa_jobs.cli.logs import LineFormatter
 from sa_jobs.cli.output import escaped, escaped_lines, shown, shown_age
 from sa_jobs.cli.run import explain
+from sa_jobs.worker.signals import STOP_SIGNALS
 
 Written = pytest.CaptureFixture[str]
 
@@ -69,6 +71,9 @@ def one_line(written: Written) -> str:
         (["enqueue", "h", "--delay", "1", "--run-at", "2030-01-01T00:00Z"], "not both"),
         (["worker", "app:jobs", "--lease", "inf"], "inf is not a number of seconds"),
         (["worker", "app:jobs", "--concurrency", "0"], "0 is not in the range"),
+        (["worker", "app:jobs", "--processes", "0"], "0 is not in the range"),
+        (["worker", "app:jobs", "--max-jobs", "0"], "0 is not in the range"),
+        (["worker", "app:jobs", "--max-memory", "1GB"], "'1GB' is not a valid integer"),
         (["list"], "no database is named: give a URL, or set SA_JOBS_DATABASE_URL"),
         (["list", "--database-url", "mysql://h/d"], "sa-jobs needs PostgreSQL"),
         (["worker", "app:jobs"], "no database is named"),
@@ -105,6 +110,22 @@ def test_every_command_has_help(capsys: Written) -> None:
     for command in ("demo", "enqueue", "status", "list", "show", "retry", "cancel", "worker", "db"):
         assert main([command, "--help"]) == 0
         assert f"Usage: sa-jobs {command}" in capsys.readouterr().out
+
+
+def test_a_worker_that_has_lost_its_supervisor_does_not_take_its_place(
+    monkeypatch: pytest.MonkeyPatch, capsys: Written
+) -> None:
+    """Or the processes would multiply without end."""
+    monkeypatch.setenv("SA_JOBS_LIFELINE", "999999")
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    try:
+        arguments = ["app:jobs", "--processes", "4", "--database-url", "postgresql://h/d"]
+        assert worker_main(arguments) == 1
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    assert "SA_JOBS_LIFELINE is '999999', which is no socket" in one_line(capsys)
 
 
 def test_a_worker_loads_neither_rich_nor_alembic_nor_flask() -> None:

@@ -21,6 +21,7 @@ LAYERS = (
     ("claims", "enqueue", "handlers", "lookup", "migrations", "retention", "stats"),
     ("schedules",),
     ("worker",),
+    ("supervisor",),
     ("alembic", "cli", "demo", "flask", "testing", "__main__"),
 )
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}

@@ -1,0 +1,509 @@
+"""`--processes`: worker processes that are kept running, replaced, and ended together."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+from sqlalchemy import Engine, select, text
+from sqlalchemy.orm import Session
+
+from sa_jobs import stats
+from sa_jobs.worker import EXIT_HANDED_BACK, EXIT_OK, EXIT_RECYCLED
+from tests.acceptance.app import jobs, starts
+from tests.support.commands import sa_jobs
+from tests.support.looking import failures, job, starts_of, status, unfinished
+from tests.support.waiting import wait_until
+from tests.support.workers import MODULE, WorkerProcess
+
+pytestmark = pytest.mark.acceptance
+
+TWO = ("--processes", "2")
+CONSOLE_SCRIPT = (str(Path(sys.executable).with_name("sa-jobs-worker")),)
+
+# An application in the current directory, which tells who has imported it.
+SHOP = """
+import os
+from pathlib import Path
+from sa_jobs import Jobs
+
+with Path("imported").open("a") as file:
+    print(os.getpid(), file=file)
+if Path("broken").exists():
+    raise RuntimeError("the configuration is broken")
+
+jobs = Jobs()
+
+@jobs.handler("hello")
+def hello() -> None:
+    pass
+"""
+
+
+def add(engine: Engine, handler: str, **payload: object) -> int:
+    with Session(engine) as session, session.begin():
+        return jobs.enqueue(session, handler, payload).id
+
+
+def add_many(engine: Engine, handler: str, number: int, **payload: object) -> list[int]:
+    with Session(engine) as session, session.begin():
+        return [added.id for added in jobs.enqueue_many(session, handler, [payload] * number)]
+
+
+def pids_of_starts(engine: Engine) -> Counter[int]:
+    with engine.connect() as connection:
+        return Counter(connection.execute(select(starts.c.pid)).scalars())
+
+
+def deaths(worker: WorkerProcess) -> list[str]:
+    return [line for line in worker.log.splitlines() if "another one starts in" in line]
+
+
+def is_gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Path:
+    """A directory with the application shop:jobs."""
+    (tmp_path / "shop.py").write_text(SHOP)
+    return tmp_path
+
+
+# --- what runs ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("program", [MODULE, CONSOLE_SCRIPT], ids=["module", "console script"])
+def test_each_process_is_a_worker_of_its_own(
+    database_url: str, engine: Engine, shop: Path, program: tuple[str, ...]
+) -> None:
+    with WorkerProcess(
+        database_url, *TWO, app="shop:jobs", program=program, directory=shop
+    ) as worker:
+        worker.wait_until_ready(2)
+
+        def seen() -> list[stats.LiveWorker]:
+            with engine.connect() as connection:
+                return stats.live_workers(connection)
+
+        wait_until(lambda: len(seen()) == 2, "two workers are seen")
+        assert {live.pid for live in seen()} == set(worker.children)
+        assert len({live.id for live in seen()}) == 2
+        # The supervisor itself has neither the application nor a connection.
+        imported = (shop / "imported").read_text().split()
+        assert sorted(map(int, imported)) == sorted(worker.children)
+        assert psutil.Process(worker.pid).net_connections("inet") == []
+        assert worker.stop() == EXIT_OK
+        # And every line says whose it is.
+        said = [re.search(r" pid=(\d+)$", line) for line in worker.log.splitlines()]
+
+    assert {found and found[1] for found in said} == {str(worker.pid), *imported}
+
+
+# A program that has used its engine, and runs the command by a call.
+PROGRAM = """
+import sys
+from sqlalchemy import create_engine, text
+from sa_jobs.cli import worker_main
+from sa_jobs.urls import database_url
+
+connection = create_engine(database_url(None)).connect()
+backend = text("SELECT pg_backend_pid()")
+before = connection.scalar(backend)
+connection.commit()
+code = worker_main(sys.argv[1:])
+assert connection.scalar(backend) == before
+sys.exit(code)
+"""
+
+
+def test_a_connection_of_the_parent_is_shared_with_no_process(
+    app_database: str, engine: Engine
+) -> None:
+    ids = add_many(engine, "quick", 1000)
+    program = (sys.executable, "-c", PROGRAM)
+    with WorkerProcess(
+        app_database, "--processes", "4", "--concurrency", "4", program=program
+    ) as worker:
+        wait_until(lambda: len(pids_of_starts(engine)) == 4, "four processes work")
+        os.kill(worker.children[0], signal.SIGTERM)
+        wait_until(lambda: unfinished(engine) == 0, "every job ends", seconds=60)
+        worker.wait_until_ready(5)
+        pids = [worker.pid, *worker.children]
+        ports = [
+            connection.laddr.port
+            for pid in pids
+            for connection in psutil.Process(pid).net_connections("inet")
+        ]
+        # The parent's one, and in each child those of the four loops, at least.
+        assert len(ports) == len(set(ports)) >= 17
+        assert worker.stop() == EXIT_OK
+        assert "ERROR" not in worker.log
+        assert "Traceback" not in worker.log
+
+    assert {(status(engine, id), job(engine, id).claim_no) for id in ids[::20]} == {("done", 1)}
+    assert sum(pids_of_starts(engine).values()) == 1000
+
+
+# --- processes that die -------------------------------------------------------------------------
+
+
+def test_a_process_that_is_killed_costs_one_attempt_of_the_job_it_held(
+    app_database: str, engine: Engine
+) -> None:
+    killed = add(engine, "is_killed")
+    others = add_many(engine, "quick", 20)
+    with WorkerProcess(app_database, *TWO, "--concurrency", "1") as worker:
+        wait_until(lambda: unfinished(engine) == 0, "every job ends")
+        assert worker.stop() == EXIT_OK
+        [death] = deaths(worker)
+
+    [start] = starts_of(engine, killed)
+    assert f"process {start.pid} was killed by SIGKILL (unless somebody sent it" in death
+    assert (status(engine, killed), len(failures(engine, killed))) == ("dead", 1)
+    assert {(status(engine, other), job(engine, other).attempts) for other in others} == {
+        ("done", 1)
+    }
+
+
+@pytest.mark.parametrize(
+    ("app", "database", "code", "says"),
+    [
+        ("shop:nothing", True, 2, "shop has no 'nothing'"),
+        ("shop:jobs --max-memory 1", True, 2, "before its first job"),
+        ("shop:jobs", False, 1, "`sa-jobs db upgrade`"),
+        ("broken:jobs", True, 1, "importing broken failed"),
+        ("killed:jobs", True, 1, "was killed by SIGKILL"),
+    ],
+)
+def test_what_no_process_can_start_with_is_said_once_and_ends_it_all(
+    database_url: str,
+    server_url: str,
+    shop: Path,
+    app: str,
+    database: bool,
+    code: int,
+    says: str,
+) -> None:
+    (shop / "broken.py").write_text("raise RuntimeError('not like this')")
+    (shop / "killed.py").write_text("import os; os.kill(os.getpid(), 9)")
+    ended = sa_jobs(
+        "worker",
+        *app.split(),
+        "--processes=3",
+        url=database_url if database else server_url,
+        directory=shop,
+        seconds=30,
+    )
+
+    assert (ended.code, ended.out) == (code, "")
+    assert ended.error.count(says) == 1
+    assert ended.error.count("before it served, and no other one is there") == 1
+    assert ended.error.count(" started ") == 1
+    assert "another one starts" not in ended.error
+
+
+def test_a_start_that_fails_is_tried_again_while_another_process_serves(
+    database_url: str, shop: Path
+) -> None:
+    with WorkerProcess(database_url, *TWO, app="shop:jobs", directory=shop) as worker:
+        worker.wait_until_ready(2)
+        (shop / "broken").touch()
+        victim, survivor = worker.children
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda: len(deaths(worker)) == 3, "it fails twice more")
+        assert all("ended with exit code 1 before it served" in line for line in deaths(worker)[1:])
+        (shop / "broken").unlink()
+        worker.wait_until_ready(3)
+        assert survivor in worker.children
+        assert worker.stop() == EXIT_OK
+
+
+def test_when_no_process_can_go_on_or_start_again_it_all_ends(
+    database_url: str, engine: Engine, shop: Path
+) -> None:
+    with WorkerProcess(database_url, *TWO, app="shop:jobs", directory=shop) as worker:
+        worker.wait_until_ready(2)
+        with engine.begin() as connection:
+            connection.execute(text("DROP TABLE sa_jobs CASCADE"))
+        assert worker.wait() == 1
+        assert "before it served, and no other one is there" in worker.log
+
+
+def test_the_back_off_grows_up_to_a_process_that_has_lived_for_a_while(tmp_path: Path) -> None:
+    """With a program in the worker's place that says that it serves, and dies as it is told."""
+    script = """
+        import logging, os, sys
+        from sa_jobs.supervisor import Supervisor, supervisor
+
+        logging.basicConfig(level="INFO")
+        child = '''
+        import os, socket, time
+        from pathlib import Path
+        lifeline = socket.socket(fileno=int(os.environ["SA_JOBS_LIFELINE"]))
+        lifeline.sendall(b"s")
+        with Path("lives").open("a+") as file:
+            file.write("x")
+            file.flush()
+            file.seek(0)
+            life = len(file.read())
+        time.sleep(2.0 if life == 4 else 0.0)
+        os._exit(7)
+        '''.replace("\\n        ", "\\n")
+        sys.exit(Supervisor([sys.executable, "-c", child], 1, settled=1.0).run())
+    """
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(script)], cwd=tmp_path, stderr=log
+        )
+
+    def delays() -> list[float]:
+        return [
+            float(found)
+            for found in re.findall(
+                r"ended with exit code 7; another one starts in ([\d.]+) s",
+                (tmp_path / "log").read_text(),
+            )
+        ]
+
+    try:
+        wait_until(lambda: len(delays()) == 4, "it dies four times")
+        process.send_signal(signal.SIGTERM)
+        began = time.monotonic()
+        assert process.wait(20) == EXIT_OK
+        assert time.monotonic() - began < 5
+    finally:
+        process.kill()
+        process.wait()
+    first, second, third, after_a_while = delays()
+    assert 0.2 <= first <= 0.8
+    assert 0.4 <= second <= 1.6
+    assert 0.9 <= third <= 3.1
+    assert 0.2 <= after_a_while <= 0.8
+
+
+# --- processes that have done enough ------------------------------------------------------------
+
+
+def test_after_its_jobs_a_process_is_replaced_and_no_job_is_cut_short(
+    app_database: str, engine: Engine
+) -> None:
+    long = add(engine, "sleep", seconds=3.0)
+    others = add_many(engine, "quick", 20)
+    most = 0
+    with WorkerProcess(app_database, *TWO, "--max-jobs", "5", "--grace", "1") as worker:
+
+        def all_ended() -> bool:
+            nonlocal most
+            most = max(most, len(worker.children))
+            return unfinished(engine) == 0
+
+        wait_until(all_ended, "every job ends", seconds=60)
+        wait_until(lambda: worker.log.count("has done enough") >= 4, "four were replaced")
+        assert worker.stop() == EXIT_OK
+        assert deaths(worker) == []
+
+    assert most == 2
+    assert max(pids_of_starts(engine).values()) == 5
+    for job_id in (long, *others):
+        assert (status(engine, job_id), job(engine, job_id).claim_no) == ("done", 1)
+
+
+def test_one_process_ends_after_its_jobs_with_a_code_of_its_own(
+    app_database: str, engine: Engine
+) -> None:
+    add_many(engine, "quick", 4)
+    with WorkerProcess(app_database, "--max-jobs", "3") as worker:
+        assert worker.wait() == EXIT_RECYCLED
+
+    assert unfinished(engine) == 1
+    assert sum(pids_of_starts(engine).values()) == 3
+
+
+def test_one_process_ends_when_it_holds_too_much_memory(app_database: str, engine: Engine) -> None:
+    with WorkerProcess(app_database, "--max-memory", "300") as worker:
+        small = add(engine, "keeps_memory", mib=20)
+        wait_until(lambda: status(engine, small) == "done", "the small one is done")
+        large = add(engine, "keeps_memory", mib=300)
+        assert worker.wait() == EXIT_RECYCLED
+        assert "MiB of 300" in worker.log
+
+    assert (status(engine, large), job(engine, large).attempts) == ("done", 1)
+
+
+def test_a_signal_bounds_the_end_of_a_process_that_has_done_enough(
+    app_database: str, engine: Engine
+) -> None:
+    job_id = add(engine, "sleep", seconds=60.0)
+    with WorkerProcess(app_database, "--max-jobs", "1", "--grace", "1") as worker:
+        wait_until(lambda: starts_of(engine, job_id), "the job starts")
+        wait_until(lambda: "the worker ends when these have" in worker.log, "it takes no more")
+        assert worker.stop() == EXIT_HANDED_BACK
+
+    assert (status(engine, job_id), job(engine, job_id).attempts) == ("ready", 0)
+
+
+# --- signals ------------------------------------------------------------------------------------
+
+
+def to_the_supervisor(worker: WorkerProcess, number: signal.Signals) -> None:
+    worker.send(number)
+
+
+def to_all(worker: WorkerProcess, number: signal.Signals) -> None:
+    os.killpg(worker.pid, number)
+
+
+def give_each_a_job(worker: WorkerProcess, engine: Engine, end: Path) -> list[int]:
+    """Let two processes of one slot run a job each, until the file `end` is there."""
+    worker.wait_until_ready(2)
+    ids = add_many(engine, "until", 2, path=str(end))
+    wait_until(lambda: len(pids_of_starts(engine)) == 2, "both processes run a job")
+    return ids
+
+
+@pytest.mark.parametrize(
+    ("send", "number"),
+    [(to_the_supervisor, signal.SIGTERM), (to_all, signal.SIGINT)],
+    ids=["to the supervisor", "of a terminal"],
+)
+def test_the_first_signal_drains_every_process(
+    app_database: str,
+    engine: Engine,
+    tmp_path: Path,
+    send: Callable[[WorkerProcess, signal.Signals], None],
+    number: signal.Signals,
+) -> None:
+    with WorkerProcess(app_database, *TWO, "--concurrency", "1", in_session=True) as worker:
+        ids = give_each_a_job(worker, engine, tmp_path / "end")
+        send(worker, number)
+        wait_until(lambda: worker.log.count("stopping: 1 jobs") == 2, "both drain")
+        later = add(engine, "quick")
+        (tmp_path / "end").touch()
+        assert worker.wait() == EXIT_OK
+        assert "Traceback" not in worker.log
+
+    assert [(status(engine, id), job(engine, id).claim_no) for id in ids] == [("done", 1)] * 2
+    assert status(engine, later) == "ready"
+
+
+@pytest.mark.parametrize("send", [to_the_supervisor, to_all], ids=["to the supervisor", "to all"])
+def test_five_signals_at_once_end_at_once_and_hand_back(
+    app_database: str,
+    engine: Engine,
+    tmp_path: Path,
+    send: Callable[[WorkerProcess, signal.Signals], None],
+) -> None:
+    with WorkerProcess(app_database, *TWO, "--concurrency", "1", in_session=True) as worker:
+        ids = give_each_a_job(worker, engine, tmp_path / "never")
+        for _ in range(5):
+            send(worker, signal.SIGTERM)
+            time.sleep(0.02)
+        assert worker.wait() == EXIT_HANDED_BACK
+        assert "and is killed" not in worker.log
+        assert "Traceback" not in worker.log
+        assert "Exception ignored" not in worker.log
+
+    assert [(status(engine, id), job(engine, id).attempts) for id in ids] == [("ready", 0)] * 2
+
+
+def test_the_exit_code_is_the_worst_of_the_processes(
+    app_database: str, engine: Engine, tmp_path: Path
+) -> None:
+    """One is killed while it drains, one hands its job back."""
+    options = (*TWO, "--concurrency", "1", "--grace", "2")
+    with WorkerProcess(app_database, *options) as worker:
+        give_each_a_job(worker, engine, tmp_path / "never")
+        worker.send(signal.SIGTERM)
+        os.kill(worker.children[0], signal.SIGKILL)
+        assert worker.wait() == 1
+        assert f"ended with exit code {EXIT_HANDED_BACK}" in worker.log
+
+
+def test_signals_while_processes_start_end_them_in_peace(database_url: str, shop: Path) -> None:
+    """While Python itself starts, while our modules load, while the application's do."""
+    (shop / "shop.py").write_text(f"import time\ntime.sleep(60)\n{SHOP}")
+    for send, pause in ((to_all, 0.0), (to_the_supervisor, 0.1), (to_all, 0.3), (to_all, 0.8)):
+        with WorkerProcess(
+            database_url, *TWO, app="shop:jobs", directory=shop, in_session=True
+        ) as worker:
+            wait_until(partial(has_begun, worker), "the first one starts")
+            time.sleep(pause)
+            for _ in range(5):
+                send(worker, signal.SIGINT)
+            assert worker.wait() == EXIT_OK, worker.log
+            assert "and is killed" not in worker.log
+            assert "Traceback" not in worker.log
+            assert "Exception ignored" not in worker.log
+
+
+def has_begun(worker: WorkerProcess) -> bool:
+    return " started " in worker.log
+
+
+def test_a_process_that_cannot_hear_is_killed_in_the_end(app_database: str) -> None:
+    with WorkerProcess(app_database, *TWO) as worker:
+        worker.wait_until_ready(2)
+        frozen = worker.children[0]
+        os.kill(frozen, signal.SIGSTOP)
+        worker.send(signal.SIGTERM)
+        wait_until(lambda: worker.children == [frozen], "the other one ends")
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 1
+        assert f"process {frozen} does not end, and is killed" in worker.log
+
+
+def test_without_their_supervisor_the_processes_drain(
+    app_database: str, engine: Engine, tmp_path: Path
+) -> None:
+    with WorkerProcess(app_database, *TWO, "--concurrency", "1") as worker:
+        ids = give_each_a_job(worker, engine, tmp_path / "end")
+        children = worker.children
+        worker.send(signal.SIGKILL)
+        worker.wait()
+        wait_until(
+            lambda: worker.log.count("the supervisor is gone: the worker drains") == 2, "both drain"
+        )
+        (tmp_path / "end").touch()
+        wait_until(lambda: all(map(is_gone, children)), "the processes end")
+
+    assert [(status(engine, id), job(engine, id).claim_no) for id in ids] == [("done", 1)] * 2
+
+
+def in_container() -> tuple[str, ...]:
+    """Return what runs a command as the first process of a process namespace."""
+    command = ("unshare", "--pid", "--fork", "--mount-proc")
+    try:
+        possible = subprocess.run([*command, "true"], check=False, capture_output=True)
+    except FileNotFoundError:
+        pytest.skip("there is no unshare")
+    if possible.returncode:
+        pytest.skip("this user may make no process namespace")
+    return command
+
+
+def test_as_the_first_process_of_a_container_it_ends_and_reaps(
+    app_database: str, engine: Engine
+) -> None:
+    program = (*in_container(), *MODULE)
+    with WorkerProcess(app_database, *TWO, program=program) as outside:
+        outside.wait_until_ready(2)
+        [first] = psutil.Process(outside.pid).children()
+        assert len(first.children()) == 2
+        add(engine, "leaves_a_process", seconds=1.0)
+        wait_until(lambda: len(first.children()) == 3, "it adopts what was left behind")
+        wait_until(lambda: len(first.children()) == 2, "and reaps it")
+        first.send_signal(signal.SIGTERM)
+        assert outside.wait() == EXIT_OK
+        assert "Traceback" not in outside.log

@@ -74,7 +74,13 @@ def _seconds_option(name: str, default: float, text: str) -> Callable[[F], F]:
 @_seconds_option("poll", DEFAULT_POLL_SECONDS, "How often an idle worker looks for jobs.")
 @_seconds_option("sweep", DEFAULT_SWEEP_SECONDS, "How often lapsed leases are looked for.")
 @_seconds_option("grace", DEFAULT_GRACE_SECONDS, "How long a stop waits for running jobs.")
-@click.option("--no-listen", is_flag=True, help="Poll only, as behind a transaction pooler.")
+@click.option("--no-listen", is_flag=True, help="Poll only: no enqueue wakes the worker.")
+@click.option(
+    "--listen-url",
+    metavar="URL",
+    help="The database without its connection pooler, for LISTEN alone. "
+    "Default: SA_JOBS_LISTEN_URL, then the database.",
+)
 @url_option
 @click.option(
     "--log-level",
@@ -93,6 +99,7 @@ def worker(
     sweep: float,
     grace: float,
     no_listen: bool,
+    listen_url: str | None,
     database_url: str | None,
     log_level: str,
 ) -> int:
@@ -105,6 +112,7 @@ def worker(
     1 failure, 2 usage, 3 the grace period ended first and running jobs were handed back.
     """
     url = urls.database_url(database_url)
+    listening = urls.listen_url(listen_url)
     _end_on_early_signals()
     jobs = load_jobs(target)
     configure_logging(log_level.upper())
@@ -123,6 +131,7 @@ def worker(
                 sweep=sweep,
                 grace=grace,
                 listen=not no_listen,
+                listen_engine=None if listening is None else open_engine(listening),
             )
         )
     finally:

@@ -9,7 +9,8 @@ import time
 from sqlalchemy.exc import DBAPIError, DisconnectionError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
-from sa_jobs.error_text import error_text
+from sa_jobs import poolers
+from sa_jobs.error_text import error_text, without_credentials
 from sa_jobs.errors import WorkerError
 
 logger = logging.getLogger("sa_jobs.worker")
@@ -56,6 +57,8 @@ def _is_the_drivers_own(error: BaseException) -> bool:
 def hopeless(error: BaseException) -> WorkerError | None:
     """Return the WorkerError to stop with, if trying again cannot cure this error."""
     state = sqlstate(error)
+    if poolers.forbids_transactions(error):
+        return WorkerError(poolers.NO_TRANSACTIONS)
     if state == INSUFFICIENT_PRIVILEGE:
         return WorkerError(
             f"no permission ({first_line(error)}): grant the worker's role SELECT, INSERT, UPDATE "
@@ -96,6 +99,8 @@ class Recovery:
         if not self._failures:
             self._since = now
         cause = first_line(error)
+        if not sqlstate(error):
+            cause = without_credentials(cause)
         apart = SAME_CAUSE_APART_SECONDS if cause == self._cause else LINES_APART_SECONDS
         if self._logged_at is None or now - self._logged_at >= apart:
             self._cause = cause

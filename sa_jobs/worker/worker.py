@@ -63,6 +63,10 @@ class Worker:
     ones are looked for every `sweep`. An idle worker looks for jobs every `poll`; with `listen` an
     enqueue wakes it at once. `grace` is how long a stop waits for handlers.
 
+    Behind a connection pooler in transaction mode nothing can be listened to: the worker notices,
+    says so once and polls. `listen_engine`, a psycopg 3 engine on the same database without the
+    pooler, is for LISTEN alone.
+
     Handlers that take a session get one of `session_factory` or `async_session_factory` (default:
     a sessionmaker on the engine). The worker's own connections, one per role, are made from the
     engine apart from its pool, or from `control_engine`, which must be a psycopg 3 engine; an
@@ -88,6 +92,7 @@ class Worker:
         session_factory: Callable[[], Any] | None = None,
         async_session_factory: Callable[[], Any] | None = None,
         control_engine: Engine | None = None,
+        listen_engine: Engine | None = None,
     ) -> None:
         check_registry(jobs)
         self.jobs = jobs
@@ -104,6 +109,9 @@ class Worker:
         self.id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._tables = jobs.tables
         self._control = links.control_engine(engine if control_engine is None else control_engine)
+        self._listen = (
+            self._control if listen_engine is None else links.control_engine(listen_engine)
+        )
         self._factories = Factories(
             engine,
             jobs,
@@ -117,6 +125,7 @@ class Worker:
         self._stops = 0
         self._ended = threading.Event()
         self._control_link = Link(self._control, "sa-jobs claim")
+        self._wakeup: Wakeup | None = None
 
     def stop(self) -> None:
         """Ask the worker to drain; a second call asks it to end at once. Returns immediately.
@@ -129,6 +138,11 @@ class Worker:
             threading.Thread(
                 target=self._interrupt_statements, name="sa-jobs-hurry", daemon=True
             ).start()
+
+    @property
+    def subscriptions(self) -> int:
+        """How often the worker has sent LISTEN; all but the first time after a lost connection."""
+        return self._wakeup.subscriptions if self._wakeup is not None else 0
 
     def run(self) -> int:
         """Work until `stop()`, and return the exit code: 0, or 3 if running jobs were handed back.
@@ -157,6 +171,7 @@ class Worker:
             self._ended.set()
             link.close()
             self._control.dispose()
+            self._listen.dispose()
             self._factories.close()
 
     def _schema_is_usable(self, link: Link) -> bool:
@@ -202,7 +217,7 @@ class Worker:
             mailbox=self._mailbox,
             threads=threads,
             coroutines=coroutines,
-            pace=Pace(self.poll, announces=listen),
+            pace=Pace(self.poll),
             room=self.concurrency + self.buffer,
             most_stuck=self.concurrency,
             lease=self.lease,
@@ -236,7 +251,13 @@ class Worker:
             period=self.sweep,
             tables=self._tables,
         )
-        wakeup = Wakeup(self._link("listen"), self._mailbox, self.queues, self._tables)
+        self._wakeup = wakeup = Wakeup(
+            Link(self._listen, "sa-jobs listen"),
+            self._link("notify"),
+            self._mailbox,
+            self.queues,
+            self._tables,
+        )
         logger.info(
             "worker %s serves queues %s with %d slots and handlers %s",
             self.id,

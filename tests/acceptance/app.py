@@ -46,7 +46,13 @@ jobs = Jobs()
 
 @cache
 def _engine() -> Engine:
-    return create_engine(database_url(None), isolation_level="AUTOCOMMIT", max_overflow=50)
+    # Prepared statements clash where there is a pooler.
+    return create_engine(
+        database_url(None),
+        isolation_level="AUTOCOMMIT",
+        max_overflow=50,
+        connect_args={"prepare_threshold": None},
+    )
 
 
 def mark_start(ctx: JobContext) -> None:

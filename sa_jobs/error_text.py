@@ -52,6 +52,14 @@ def without_data(text: str) -> str:
     return _AFTER_MESSAGE.sub("", text)
 
 
+def without_credentials(text: str) -> str:
+    """Return a driver's message about a connection without what may be the end of a password.
+
+    One with an unescaped @ in it ends up in what the driver takes for the host.
+    """
+    return re.sub(r"[^\s'\"]*@", "***@", text)
+
+
 def hide_data(error: BaseException) -> None:
     """Take the users' data out of an exception and all that it holds; never raises.
 

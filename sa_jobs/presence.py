@@ -32,8 +32,10 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB, REGCLASS
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 
+from sa_jobs.errors import WorkerError
 from sa_jobs.expressions import array, seconds, table_name, unnest
 from sa_jobs.models import Tables
+from sa_jobs.poolers import is_pooled
 from sa_jobs.statements import NOW, Moment, built
 
 # Of the hexadecimal SHA-256 by which notifications name a queue; the trigger function agrees.
@@ -43,19 +45,41 @@ HASH_LENGTH = 16
 def prepare_session(connection: Connection, application_name: str) -> None:
     """Name a worker's connection in pg_stat_activity, and make sure that it is READ COMMITTED.
 
-    Under another default, which a role can have, claims would fail where they should wait.
+    Under another default, which a role can have, claims would fail where they should wait. Through
+    a pooler nothing is set, since it would stay with a connection that others use; then another
+    default raises WorkerError.
     """
-    connection.execute(select(func.set_config("application_name", application_name, False)))
     setting = "default_transaction_isolation"
-    # Set only where it differs, since behind a transaction pooler it would stay with the server.
-    if connection.execute(select(func.current_setting(setting))).scalar() != "read committed":
-        connection.execute(select(func.set_config(setting, "read committed", False)))
+    level = connection.execute(select(func.current_setting(setting))).scalar_one()
+    if not is_pooled(connection):
+        connection.execute(
+            select(
+                func.set_config("application_name", application_name, False),
+                func.set_config(setting, "read committed", False),
+            )
+        )
+    elif level != "read committed":
+        raise WorkerError(
+            f"transactions of the worker's role are {level} by default, they must be READ "
+            "COMMITTED, and through a connection pooler the worker cannot set that: run ALTER ROLE "
+            f"... SET {setting} = 'read committed', or pass Worker(control_engine=) with a direct "
+            "URL"
+        )
 
 
-def listen(connection: Connection, tables: Tables) -> None:
-    """Subscribe a connection in autocommit mode to the notifications of these tables."""
-    name = connection.execute(channel(tables)).scalar_one()
+def channel_name(connection: Connection, tables: Tables) -> str:
+    """Return the notification channel of these tables, as the database of a connection has it."""
+    return str(connection.execute(channel(tables)).scalar_one())
+
+
+def listen(connection: Connection, name: str) -> None:
+    """Subscribe a connection in autocommit mode to a channel's notifications."""
     connection.exec_driver_sql(f'LISTEN "{name}"')
+
+
+def notify(connection: Connection, name: str, payload: str) -> None:
+    """Notify all who listen on a channel, at the commit."""
+    connection.execute(select(func.pg_notify(name, payload)))
 
 
 def probe(connection: Connection) -> None:

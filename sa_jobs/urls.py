@@ -10,6 +10,7 @@ from sqlalchemy.exc import ArgumentError
 from sa_jobs.errors import DatabaseUrlError
 
 ENVIRONMENT = ("SA_JOBS_DATABASE_URL", "DATABASE_URL")
+LISTEN_ENVIRONMENT = "SA_JOBS_LISTEN_URL"
 
 
 def database_url(explicit: str | None) -> URL:
@@ -32,6 +33,21 @@ def database_url(explicit: str | None) -> URL:
             f"no database is named: give a URL, or set {' or '.join(ENVIRONMENT)}, "
             "for example postgresql://user@localhost/app"
         )
+    return _parsed(source, value)
+
+
+def listen_url(explicit: str | None) -> URL | None:
+    """Return the URL to listen on: the explicit one, else SA_JOBS_LISTEN_URL, else None.
+
+    It is read as `database_url` reads its own, and raises the same errors.
+    """
+    if explicit:
+        return _parsed("the given URL", explicit)
+    value = os.environ.get(LISTEN_ENVIRONMENT)
+    return _parsed(LISTEN_ENVIRONMENT, value) if value else None
+
+
+def _parsed(source: str, value: str) -> URL:
     try:
         url = make_url(value.strip())
     except (ArgumentError, ValueError):

@@ -14,6 +14,7 @@ from sqlalchemy import URL, Connection, Engine, MetaData, NullPool, create_engin
 from sa_jobs.cli.output import check_output
 from sa_jobs.errors import SaJobsError, SchemaVersionError
 from sa_jobs.models import DEFAULT_NAME, DEFAULT_TABLES, Tables, attach
+from sa_jobs.poolers import avoid_prepared_statements
 from sa_jobs.urls import database_url
 
 CONNECT_SECONDS = 10
@@ -106,6 +107,7 @@ def open_engine(url: URL, **options: Any) -> Engine:
     }
     given = {name: value for name, value in defaults.items() if name not in url.query}
     engine = create_engine(url.update_query_dict(given), hide_parameters=True, **options)
+    avoid_prepared_statements(engine)
     event.listen(engine, "connect", _speak_iso)
     return engine
 

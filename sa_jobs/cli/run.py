@@ -16,8 +16,9 @@ from sqlalchemy.exc import (
     StatementError,
 )
 
+from sa_jobs import poolers
 from sa_jobs.cli.output import escaped, flush, prepare_streams, say, settle_streams
-from sa_jobs.error_text import without_data
+from sa_jobs.error_text import without_credentials, without_data
 from sa_jobs.errors import (
     AttachError,
     DatabaseUrlError,
@@ -104,6 +105,8 @@ def explain(error: Exception) -> str:
         return _one_line(str(cause or error))
     message = getattr(getattr(error.orig, "diag", None), "message_primary", None)
     reason = _one_line(message or without_data(str(error.orig)))
+    if poolers.forbids_transactions(error):
+        return poolers.NO_TRANSACTIONS
     state: str = getattr(error.orig, "sqlstate", None) or ""
     for prefix, way_out in _WAYS_OUT.items():
         if state.startswith(prefix):
@@ -112,7 +115,7 @@ def explain(error: Exception) -> str:
         return f"the database refused the command: {reason} (SQLSTATE {state})"
     if error.statement is not None and not isinstance(error, (InterfaceError, OperationalError)):
         return f"the database driver cannot do this: {reason}"
-    reason = _without_credentials(_LIBPQ_PHRASES.sub("", reason))
+    reason = without_credentials(_LIBPQ_PHRASES.sub("", reason))
     return (
         f"cannot reach the database ({reason}): check that the server runs, and the URL in "
         "--database-url, SA_JOBS_DATABASE_URL or DATABASE_URL"
@@ -154,11 +157,6 @@ def _outside(error: OSError | UnicodeError) -> str:
         name = "" if error.filename is None else f": {error.filename!r}"
         return _one_line(f"{error.strerror}{name}")
     return _one_line(str(error))
-
-
-def _without_credentials(reason: str) -> str:
-    # A password with an unescaped @ in it ends up in what the driver takes for the host.
-    return re.sub(r"[^\s'\"]*@", "***@", reason)
 
 
 def _path(error: click.ClickException, program: str) -> str:

@@ -86,7 +86,13 @@ def _seconds_option(name: str, default: float, text: str) -> Callable[[F], F]:
 @_seconds_option("sweep", DEFAULT_SWEEP_SECONDS, "How often lapsed leases are looked for.")
 @_seconds_option("grace", DEFAULT_GRACE_SECONDS, "How long a stop waits for running jobs.")
 @_seconds_option("answer", DEFAULT_ANSWER_SECONDS, "How long the database may take to answer.")
-@click.option("--no-listen", is_flag=True, help="Poll only, as behind a transaction pooler.")
+@click.option("--no-listen", is_flag=True, help="Poll only: no enqueue wakes the worker.")
+@click.option(
+    "--listen-url",
+    metavar="URL",
+    help="The database without its connection pooler, for LISTEN alone. "
+    "Default: SA_JOBS_LISTEN_URL, then the database.",
+)
 @click.option(
     "--max-jobs",
     type=click.IntRange(min=1),
@@ -121,6 +127,7 @@ def worker(
     grace: float,
     answer: float,
     no_listen: bool,
+    listen_url: str | None,
     max_jobs: int | None,
     max_memory: int | None,
     database_url: str | None,
@@ -136,6 +143,7 @@ def worker(
     process without a supervisor has reached --max-jobs or --max-memory.
     """
     url = urls.database_url(database_url)
+    listening = urls.listen_url(listen_url)
     _end_on_early_signals()
     lifeline = Lifeline.inherited()
     if processes > 1 and lifeline is None:
@@ -161,6 +169,7 @@ def worker(
             grace=grace,
             answer=answer,
             listen=not no_listen,
+            listen_engine=None if listening is None else open_engine(listening),
             max_jobs=max_jobs,
             max_memory_mib=max_memory,
             on_ready=None if lifeline is None else lifeline.serves,

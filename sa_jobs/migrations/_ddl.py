@@ -26,6 +26,7 @@ from sa_jobs.errors import (
     SchemaVersionError,
 )
 from sa_jobs.migrations._steps import Step, position, revisions
+from sa_jobs.poolers import is_pooled
 
 if TYPE_CHECKING:
     from alembic.operations import Operations
@@ -321,6 +322,13 @@ class Target:
                 "builds it while the application goes on; or let Alembic begin the transaction, "
                 "best with context.configure(transaction_per_migration=True) in env.py; or say "
                 "concurrently=False in the revision, and writes to the table wait meanwhile"
+            )
+        if is_pooled(connection):
+            raise NeedsOwnTransactionError(
+                f"the table {self.table(on)} is large, so its index {self.table(suffix)} must be "
+                "built CONCURRENTLY, under a lock of the session, and this connection goes through "
+                "a connection pooler, which may give each statement to another session. Run this "
+                "with the URL of the server itself"
             )
         # The lock of the transaction ends with it, so one of the session takes over.
         connection.execute(text(f"SELECT pg_advisory_lock({LOCK_KEY})"))

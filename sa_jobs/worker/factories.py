@@ -13,6 +13,7 @@ from sqlalchemy.pool import QueuePool
 from sa_jobs.errors import WorkerError
 from sa_jobs.handlers import Jobs
 from sa_jobs.models import Tables
+from sa_jobs.poolers import avoid_prepared_statements
 from sa_jobs.worker import sessions
 from sa_jobs.worker.coroutines import Coroutines
 
@@ -102,6 +103,7 @@ class Factories:
                 pool_size=self._concurrency,
                 max_overflow=self._concurrency,
             )
+            avoid_prepared_statements(made.sync_engine)
         self._made_async = made
         return async_sessionmaker(made)
 

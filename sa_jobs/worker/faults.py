@@ -7,6 +7,7 @@ import re
 from sqlalchemy.exc import DBAPIError, DisconnectionError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
+from sa_jobs import poolers
 from sa_jobs.errors import WorkerError
 
 READ_ONLY = "25006"
@@ -52,6 +53,8 @@ def _is_the_drivers_own(error: BaseException) -> bool:
 def hopeless(error: BaseException) -> WorkerError | None:
     """Return the WorkerError to stop with, if trying again cannot cure this error."""
     state = sqlstate(error)
+    if poolers.forbids_transactions(error):
+        return WorkerError(poolers.NO_TRANSACTIONS)
     if state == INSUFFICIENT_PRIVILEGE:
         return WorkerError(
             f"no permission ({first_line(error)}): grant the worker's role SELECT, INSERT, UPDATE "

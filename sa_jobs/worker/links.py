@@ -15,6 +15,7 @@ from sqlalchemy.pool import NullPool
 
 from sa_jobs import presence
 from sa_jobs.errors import WorkerError
+from sa_jobs.poolers import avoid_prepared_statements
 from sa_jobs.worker.answers import Answers
 from sa_jobs.worker.opening import Opening, bound_attempts
 
@@ -23,8 +24,15 @@ def control_engine(engine: Any) -> Engine:
     """Return a synchronous psycopg engine to the host engine's database, apart from its pool.
 
     A psycopg engine keeps its creator, connect_args and pool events; for another driver the engine
-    is made from the URL. Raises WorkerError where neither can be.
+    is made from the URL. Through a pooler its connections prepare no statements. Raises WorkerError
+    where neither can be.
     """
+    made = _apart_from_the_pool(engine)
+    avoid_prepared_statements(made)
+    return made
+
+
+def _apart_from_the_pool(engine: Any) -> Engine:
     host: Engine = getattr(engine, "sync_engine", engine)
     if host.dialect.name != "postgresql":
         raise WorkerError(

@@ -30,6 +30,7 @@ from sa_jobs.worker.running import (
     Ended,
     Ending,
     LeaseLost,
+    Listening,
     Lost,
     Mailbox,
     Message,
@@ -163,6 +164,9 @@ class ControlLoop:
         if isinstance(message, Ended):
             self._ended(message.running, message.ending)
         elif isinstance(message, Woken):
+            self._pace.hurry()
+        elif isinstance(message, Listening):
+            self._pace.announces = True
             self._pace.hurry()
         elif isinstance(message, Lost):
             self._lost(message.running)

@@ -19,9 +19,10 @@ LONGEST_SECONDS = 0.025
 class Pace:
     """Decides when the next claim is due. `poll` is the interval while asleep, in seconds."""
 
-    def __init__(self, poll: float, *, announces: bool) -> None:
+    def __init__(self, poll: float) -> None:
         self._poll = poll
-        self._announces = announces
+        self.announces = False
+        """Whether to announce sleep: it is of use once notifications reach the worker."""
         self._idle_since: float | None = None
         self._announced_until = 0.0
         self._next = 0.0
@@ -48,7 +49,7 @@ class Pace:
         if idle < LINGER_SECONDS:
             self._next = now + min(LONGEST_SECONDS, max(SHORTEST_SECONDS, idle / 4))
             return False
-        if self._announces and self._announced_until < now + self._poll * 1.3:
+        if self.announces and self._announced_until < now + self.enough_seconds:
             self._announced_until = now + self.announced_seconds
             # What was enqueued just before the announcement has notified nobody.
             self._next = now
@@ -58,8 +59,12 @@ class Pace:
 
     @property
     def announced_seconds(self) -> float:
-        """How long an announcement of sleep lasts."""
-        return self._poll * 3 + 1.0
+        """How long an announcement of sleep lasts.
+
+        No longer than it needs to: of a worker that has awoken it stands until then, and enqueues
+        go on to pay. A second more, so that many workers together write it once a second.
+        """
+        return self.enough_seconds + 1.0
 
     @property
     def enough_seconds(self) -> float:

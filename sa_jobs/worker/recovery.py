@@ -6,9 +6,9 @@ import logging
 import random
 import time
 
-from sa_jobs.error_text import error_text, without_data
+from sa_jobs.error_text import error_text, without_credentials, without_data
 from sa_jobs.errors import WorkerError
-from sa_jobs.worker.faults import first_line, hopeless, is_refusal, is_transient
+from sa_jobs.worker.faults import first_line, hopeless, is_refusal, is_transient, sqlstate
 
 logger = logging.getLogger("sa_jobs.worker")
 
@@ -84,6 +84,8 @@ class Recovery:
 
     def _say(self, error: BaseException, now: float) -> None:
         cause = first_line(error)
+        if not sqlstate(error):
+            cause = without_credentials(cause)
         apart = SAME_CAUSE_APART_SECONDS if cause == self._cause else LINES_APART_SECONDS
         if self._logged_at is not None and now - self._logged_at < apart:
             return

@@ -96,6 +96,11 @@ class Woken:
 
 
 @dataclass(frozen=True, slots=True)
+class Listening:
+    """Notifications are known to reach this worker."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """The worker is to stop."""
 
@@ -107,7 +112,7 @@ class GaveUp:
     error: BaseException
 
 
-Message = Ended | Lost | Woken | Stop | GaveUp
+Message = Ended | Lost | Woken | Listening | Stop | GaveUp
 
 
 class Mailbox:

@@ -7,6 +7,7 @@ changes the row, everything commits together; if the job is no longer ours, ever
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,7 @@ from sqlalchemy import Connection, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from sa_jobs import claims
+from sa_jobs import claims, poolers
 from sa_jobs.claims import Settled
 from sa_jobs.connections import connection_of
 from sa_jobs.context import ClaimedJob
@@ -23,6 +24,8 @@ from sa_jobs.errors import SaJobsError, TransactionError, WorkerError
 from sa_jobs.models import Tables
 from sa_jobs.outcome import Finished
 from sa_jobs.worker.faults import first_line
+
+logger = logging.getLogger("sa_jobs.worker")
 
 _WAY_OUT = (
     "sa-jobs commits it together with the job's finish: return from the handler instead; for a "
@@ -112,6 +115,12 @@ def check_isolation(session: Session, tables: Tables) -> None:
     """
     try:
         connection = connection_of(session, tables)
+        if poolers.is_pooled(connection) and poolers.prepares_statements(connection):
+            logger.warning(
+                "the sessions of handlers go through a connection pooler and prepare statements, "
+                "which in transaction mode clash with those of other clients unless the pooler "
+                "takes care of them: see create_engine(connect_args={'prepare_threshold': None})"
+            )
         autocommit = getattr(connection.connection.dbapi_connection, "autocommit", False)
         level = "AUTOCOMMIT" if autocommit is True else connection.get_isolation_level()
     finally:

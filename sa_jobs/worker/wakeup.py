@@ -6,34 +6,62 @@ A hint only. Polling stays correct without it, and finds what a lost notificatio
 from __future__ import annotations
 
 import hashlib
+import logging
+import secrets
 import selectors
 import socket
+import time
 from typing import Any
 
-from sa_jobs import presence
+from sqlalchemy import Connection
+
+from sa_jobs import poolers, presence
 from sa_jobs.models import Tables
 from sa_jobs.worker.healing import HealingThread
 from sa_jobs.worker.links import Link
 from sa_jobs.worker.recovery import LONGEST_DELAY_SECONDS
-from sa_jobs.worker.running import Mailbox, Woken
+from sa_jobs.worker.running import Listening, Mailbox, Woken
+
+logger = logging.getLogger("sa_jobs.worker")
+
+# How long the connection may be silent after the worker has sent a notification to itself.
+ECHO_SECONDS = 10.0
+# Between two lines that say how often LISTEN was sent.
+COUNTED_APART_SECONDS = 60.0
 
 
 class Wakeup(HealingThread):
-    """Listens for notifications of the worker's queues, and posts one wake-up for each burst.
+    """Listens for notifications of the worker's queues, and posts a wake-up for each.
 
-    A connection that is quiet for `probe` seconds is asked whether it still lives, since a
-    half-open one is quiet too.
+    The first time, it sends one to itself, through `sender`, on a connection such as enqueuers
+    have. If that does not arrive, or cannot, as through a transaction pooler, it says so once and
+    ends: the worker polls. The control loop is told when it has arrived. A connection that is quiet
+    for `probe` seconds is asked whether it still lives, since a half-open one is quiet too.
     """
 
     def __init__(
-        self, link: Link, mailbox: Mailbox, queues: list[str], tables: Tables, *, probe: float
+        self,
+        link: Link,
+        sender: Link,
+        mailbox: Mailbox,
+        queues: list[str],
+        tables: Tables,
+        *,
+        probe: float,
     ) -> None:
         super().__init__("listen", link, mailbox, longest_wait=LONGEST_DELAY_SECONDS)
+        self._sender = sender
         self._hashes = {
             hashlib.sha256(queue.encode()).hexdigest()[: presence.HASH_LENGTH] for queue in queues
         }
         self._tables = tables
         self._probe = probe
+        self._channel = ""
+        self._echo = f"echo {secrets.token_hex(8)}"
+        self._echoed = False
+        self._counted_at = 0.0
+        self.subscriptions = 0
+        """How often LISTEN was sent; each time after the first, a connection had been lost."""
         # Lets end() interrupt the wait for the database's socket.
         self._interrupt, self._interrupted = socket.socketpair()
 
@@ -45,32 +73,74 @@ class Wakeup(HealingThread):
     def end(self) -> None:
         """Stop listening, and close the connection."""
         super().end()
+        self._sender.close()
         self._interrupt.close()
         self._interrupted.close()
 
     def step(self) -> float:
-        """Listen until the connection is lost or the end."""
+        """Listen until the connection is lost or the end; or end where nothing would arrive."""
         connection = self._link.connection()
         driver: Any = connection.connection.driver_connection
         # Notifications that come with the answer to a statement go to handlers alone.
         driver.add_notify_handler(lambda notify: self._heard(notify.payload))
-        presence.listen(connection, self._tables)
-        self.works()
-        # What was enqueued before this LISTEN has sent its notification to nobody.
-        self._mailbox.put(Woken())
+        if self._echoed:
+            self._subscribe(connection)
+        elif not self._try_to_subscribe(connection):
+            return self._give_up("its connection is shared by a pooler in transaction mode")
         # Not select(), which takes no descriptor above 1023.
         with selectors.DefaultSelector() as selector:
             selector.register(driver.fileno(), selectors.EVENT_READ)
             selector.register(self._interrupted, selectors.EVENT_READ)
             while not self._ended.is_set():
-                if not selector.select(self._probe):
+                if not selector.select(self._probe if self._echoed else ECHO_SECONDS):
+                    # Whether it lives comes first; an echo that comes with the answer counts, too.
                     presence.probe(connection)
+                    if not self._echoed:
+                        return self._give_up("a notification to itself has not arrived")
                     continue
                 driver.pgconn.consume_input()
                 while (notify := driver.pgconn.notifies()) is not None:
                     self._heard(notify.extra.decode())
         return 0.0
 
-    def _heard(self, queue_hash: str) -> None:
-        if queue_hash in self._hashes:
+    def _try_to_subscribe(self, connection: Connection) -> bool:
+        """Listen and send the echo, unless the connection is one that others get, too."""
+        try:
+            sender = self._sender.connection()
+            # Before LISTEN is sent, which would stay behind in the pool.
+            if poolers.is_shared(connection, sender):
+                return False
+            # By the sender: what is listened to may be another database by mistake.
+            self._channel = presence.channel_name(sender, self._tables)
+            self._subscribe(connection)
+            presence.notify(sender, self._channel, self._echo)
+        finally:
+            self._sender.drop()
+        return True
+
+    def _subscribe(self, connection: Connection) -> None:
+        presence.listen(connection, self._channel)
+        self.works()
+        self.subscriptions += 1
+        now = time.monotonic()
+        if self.subscriptions > 1 and now - self._counted_at > COUNTED_APART_SECONDS:
+            self._counted_at = now
+            logger.info("listen: subscribed anew, %d times so far", self.subscriptions - 1)
+        # What was enqueued before this LISTEN has sent its notification to nobody.
+        self._mailbox.put(Woken())
+
+    def _heard(self, payload: str) -> None:
+        if payload == self._echo:
+            self._echoed = True
+            self._mailbox.put(Listening())
+        elif payload in self._hashes:
             self._mailbox.put(Woken())
+
+    def _give_up(self, reason: str) -> float:
+        logger.warning(
+            "listen: no enqueue wakes this worker, since %s: it polls instead; to be woken, give "
+            "it a direct URL by --listen-url, SA_JOBS_LISTEN_URL or Worker(listen_engine=)",
+            reason,
+        )
+        self._ended.set()
+        return 0.0

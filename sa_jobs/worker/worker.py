@@ -76,6 +76,10 @@ class Worker:
     no more, and ends when those it has taken have ended. `on_ready` is called, on the thread that
     runs the worker, when the first look for jobs has been answered.
 
+    Behind a connection pooler in transaction mode nothing can be listened to: the worker notices,
+    says so once and polls. `listen_engine`, a psycopg 3 engine on the same database without the
+    pooler, is for LISTEN alone.
+
     Handlers that take a session get one of `session_factory` or `async_session_factory` (default:
     a sessionmaker on the engine). The worker's own connections, one per role, are made from the
     engine apart from its pool, or from `control_engine`, which must be a psycopg 3 engine; an
@@ -104,6 +108,7 @@ class Worker:
         session_factory: Callable[[], Any] | None = None,
         async_session_factory: Callable[[], Any] | None = None,
         control_engine: Engine | None = None,
+        listen_engine: Engine | None = None,
         on_ready: Callable[[], None] | None = None,
     ) -> None:
         check_registry(jobs)
@@ -125,6 +130,9 @@ class Worker:
         self.id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._tables = jobs.tables
         self._control = links.control_engine(engine if control_engine is None else control_engine)
+        self._listen = (
+            self._control if listen_engine is None else links.control_engine(listen_engine)
+        )
         self._factories = Factories(
             engine,
             jobs,
@@ -141,14 +149,17 @@ class Worker:
         # Its answer must come while there is time for another beat.
         self._heartbeat_link = self._link("heartbeat", min(self.answer, self.lease / 3))
         self._sweep_link = self._link("sweep")
-        self._listen_link = self._link("listen")
+        self._listen_link = Link(self._listen, "sa-jobs listen", seconds=self.answer)
+        self._notify_link = self._link("notify")
         links_held = (
             self._control_link,
             self._heartbeat_link,
             self._sweep_link,
             self._listen_link,
+            self._notify_link,
         )
         self._answers = AnswerWatch(self._mailbox, [held.answers for held in links_held])
+        self._wakeup: Wakeup | None = None
 
     def stop(self) -> None:
         """Ask the worker to drain; a second call asks it to end at once. Returns immediately.
@@ -162,6 +173,11 @@ class Worker:
             threading.Thread(
                 target=self._interrupt_statements, name="sa-jobs-hurry", daemon=True
             ).start()
+
+    @property
+    def subscriptions(self) -> int:
+        """How often the worker has sent LISTEN; all but the first time after a lost connection."""
+        return self._wakeup.subscriptions if self._wakeup is not None else 0
 
     def run(self) -> int:
         """Work until `stop()`, and return the exit code.
@@ -193,6 +209,7 @@ class Worker:
             self._answers.end()
             link.close()
             self._control.dispose()
+            self._listen.dispose()
             self._factories.close()
 
     def _schema_is_usable(self, link: Link) -> bool:
@@ -239,7 +256,7 @@ class Worker:
             mailbox=self._mailbox,
             threads=threads,
             coroutines=coroutines,
-            pace=Pace(self.poll, announces=listen),
+            pace=Pace(self.poll),
             allowance=allowance,
             room=self.concurrency + self.buffer,
             most_stuck=self.concurrency,
@@ -276,8 +293,9 @@ class Worker:
             period=self.sweep,
             tables=self._tables,
         )
-        wakeup = Wakeup(
+        self._wakeup = wakeup = Wakeup(
             self._listen_link,
+            self._notify_link,
             self._mailbox,
             self.queues,
             self._tables,

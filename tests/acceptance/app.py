@@ -51,7 +51,12 @@ jobs = Jobs()
 @cache
 def _engine() -> Engine:
     return create_engine(
-        database_url(None), isolation_level="AUTOCOMMIT", max_overflow=50, pool_pre_ping=True
+        database_url(None),
+        isolation_level="AUTOCOMMIT",
+        max_overflow=50,
+        pool_pre_ping=True,
+        # Prepared statements clash where there is a pooler.
+        connect_args={"prepare_threshold": None},
     )
 
 

@@ -239,7 +239,7 @@ def test_workers_are_woken_by_jobs_of_a_select_with_options(
     )
     connection.commit()
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as listener:
-        presence.listen(listener, DEFAULT_TABLES)
+        presence.listen(listener, presence.channel_name(listener, DEFAULT_TABLES))
         query = select(orders.c.id, orders.c.tenant.label("sa_jobs_queue"))
         assert enqueue_from_select(connection, "send", query) == 2
         connection.commit()

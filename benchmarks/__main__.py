@@ -59,10 +59,13 @@ def _parser() -> argparse.ArgumentParser:
         parsed.add_argument("--peers", type=Path, metavar="PATH", help="the peers' harness")
         parsed.add_argument("--peer-names", nargs="+", default=list(peers.NAMES), metavar="NAME")
         parsed.add_argument("--repetitions", type=int, default=3, help="of the peers' harness")
-    lines = subparsers["hot_functions"]
-    lines.add_argument("--jobs", type=int, default=50_000)
-    lines.add_argument("--concurrency", type=int, default=100)
-    lines.add_argument("--handler", default="noop")
+    functions = subparsers["hot_functions"]
+    functions.add_argument("--jobs", type=int, default=50_000)
+    functions.add_argument("--concurrency", type=int, default=100)
+    functions.add_argument("--handler", default="noop")
+    functions.add_argument(
+        "--waiting", action="store_true", help="count threads too that wait for their turn"
+    )
     return parser
 
 
@@ -125,7 +128,7 @@ def _measured_peers(given: argparse.Namespace) -> list[peers.Peer]:
 
 def _hot_functions(given: argparse.Namespace) -> int:
     worker = ("--concurrency", str(given.concurrency))
-    stacks = hot_functions.record(given.jobs, worker, given.handler)
+    stacks = hot_functions.record(given.jobs, worker, given.handler, waiting=given.waiting)
     for own, title in ((True, "in the function itself"), (False, "with what it calls")):
         print(f"\n{title}:")
         for name, share in hot_functions.ranking(stacks, own=own)[:15]:

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.draining import Progress, wait_on
@@ -19,8 +20,14 @@ from benchmarks.worker import running_workers
 _RATE = 500
 
 
-def record(jobs: int, worker_options: Sequence[str], handler: str) -> list[str]:
-    """Drain jobs, and return the worker's stacks: frames, the outermost first, and a count."""
+def record(
+    jobs: int, worker_options: Sequence[str], handler: str, *, waiting: bool = False
+) -> list[str]:
+    """Drain jobs, and return the worker's stacks: frames, the outermost first, and a count.
+
+    Sampled are the threads that hold the interpreter's lock, with `waiting` also those that are
+    awake and want it.
+    """
     program = shutil.which("py-spy", path=str(Path(sys.executable).parent)) or shutil.which(
         "py-spy"
     )
@@ -46,6 +53,7 @@ def record(jobs: int, worker_options: Sequence[str], handler: str) -> list[str]:
                     "--format=raw",
                     f"--output={output}",
                     "--duration=3600",
+                    *([] if waiting else ["--gil"]),
                 ],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -62,9 +70,11 @@ def record(jobs: int, worker_options: Sequence[str], handler: str) -> list[str]:
 def ranking(stacks: Iterable[str], *, own: bool) -> list[tuple[str, float]]:
     """Return the functions and their shares of the samples, the largest first.
 
-    With `own` a sample counts for the innermost function alone, else for each one in the stack.
+    With `own` a sample counts for the innermost function alone, else for each one in the stack;
+    then functions that have no time but that of one other are left out.
     """
     counts: Counter[str] = Counter()
+    calls: Counter[tuple[str, str]] = Counter()
     total = 0
     for stack in stacks:
         frames, _, number = stack.rpartition(" ")
@@ -72,7 +82,12 @@ def ranking(stacks: Iterable[str], *, own: bool) -> list[tuple[str, float]]:
         total += int(number)
         for name in {names[-1]} if own else set(names):
             counts[name] += int(number)
-    return [(name, count / total) for name, count in counts.most_common()]
+        for call in set(pairwise(names)):
+            calls[call] += int(number)
+    pass_on = {caller for (caller, _), count in calls.items() if count == counts[caller]}
+    return [
+        (name, count / total) for name, count in counts.most_common() if own or name not in pass_on
+    ]
 
 
 def _without_line(frame: str) -> str:

@@ -168,6 +168,11 @@ def test_the_page_has_the_marks() -> None:
 
 
 def test_stacks_are_ranked_by_function() -> None:
-    stacks = ["run (a.py:1);claim (b.py:5) 6", "run (a.py:2);claim (b.py:7) 2", "run (a.py:3) 2"]
+    stacks = [
+        "main (a.py:9);run (a.py:1);claim (b.py:5) 6",
+        "main (a.py:9);run (a.py:2);claim (b.py:7) 2",
+        "main (a.py:9);run (a.py:3) 2",
+    ]
+    both = [("run (a.py)", 1.0), ("claim (b.py)", 0.8)]
     assert hot_functions.ranking(stacks, own=True) == [("claim (b.py)", 0.8), ("run (a.py)", 0.2)]
-    assert hot_functions.ranking(stacks, own=False) == [("run (a.py)", 1.0), ("claim (b.py)", 0.8)]
+    assert hot_functions.ranking(stacks, own=False) == both

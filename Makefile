@@ -5,6 +5,7 @@ PYTHON_OLDEST ?= $(PYTHON)
 VENV := .venv
 OLDEST := .venv-oldest
 PYTEST_ARGS ?=
+BENCHMARK_ARGS ?=
 HOSTS := tests/hosts -m hosts -n 2 --timeout 600
 
 # The oldest libraries are tested on the system's PostgreSQL where one new enough is installed.
@@ -50,6 +51,10 @@ hosts-matrix: $(VENV)/.installed-tests ## Two hosts with every pair of SQLAlchem
 .PHONY: hosts-load
 hosts-load: $(VENV)/.installed-tests ## Measure what inserts notice of an upgrade (a million jobs)
 	@$(VENV)/bin/python -m benchmarks.migration_load
+
+.PHONY: benchmarks
+benchmarks: $(VENV)/.installed-benchmarks ## Measure everything into docs/performance.md (BENCHMARK_ARGS=...)
+	@$(VENV)/bin/python -m benchmarks report $(BENCHMARK_ARGS)
 
 .PHONY: coverage
 coverage: $(VENV)/.installed-tests ## Run the tests and show which lines they miss

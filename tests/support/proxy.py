@@ -130,9 +130,9 @@ class _Connection:
         self.silent = True
 
     def run(self) -> None:
-        for side in (self._client, self._server):
-            side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
+            for side in (self._client, self._server):
+                side.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             with selectors.DefaultSelector() as selector:
                 selector.register(self._client, selectors.EVENT_READ, self._server)
                 selector.register(self._server, selectors.EVENT_READ, self._client)

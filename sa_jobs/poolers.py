@@ -60,8 +60,9 @@ def is_shared(connection: Connection, other: Connection, looks: int = 10) -> boo
 
 def forbids_transactions(error: BaseException) -> bool:
     """Return whether this is what PgBouncer in statement mode answers to BEGIN."""
-    # By its words, since its only SQLSTATE stands for every refusal.
-    return "not allowed in statement pooling mode" in str(error)
+    # By its words too, since PgBouncer has one SQLSTATE for whatever it refuses.
+    state = getattr(getattr(error, "orig", error), "sqlstate", None)
+    return state == "08P01" and "not allowed in statement pooling mode" in str(error)
 
 
 def server_process(connection: Connection) -> int:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from tests.hosts.forks import LIBRARIES, run_module
 from tests.support.commands import Ended
 
 ROOT = Path(__file__).parents[2]
@@ -76,6 +77,14 @@ class Environment:
         self, *arguments: str, directory: Path, variables: Mapping[str, str] | None = None
     ) -> Ended:
         """Run Python with these arguments in a directory, and return how it ended."""
+        if arguments[0] == "-m" and arguments[1] in LIBRARIES:
+            return run_module(
+                self.python,
+                arguments[1:],
+                directory=directory,
+                variables=_variables(variables),
+                seconds=120,
+            )
         return self.command("python", *arguments, directory=directory, variables=variables)
 
     def command(

@@ -15,7 +15,7 @@ from sa_jobs.cli.database import open_engine, url_option
 from sa_jobs.cli.loading import EndedEarly, load_jobs
 from sa_jobs.cli.logs import configure_logging
 from sa_jobs.worker import Worker
-from sa_jobs.worker.signals import STOP_SIGNALS, run_with_signals
+from sa_jobs.worker.signals import STOP_SIGNALS, run_to_the_end
 from sa_jobs.worker.worker import (
     DEFAULT_CONCURRENCY,
     DEFAULT_GRACE_SECONDS,
@@ -69,6 +69,13 @@ def _seconds_option(name: str, default: float, text: str) -> Callable[[F], F]:
     show_default=True,
     help="How many jobs run at once.",
 )
+@click.option(
+    "--buffer",
+    type=click.IntRange(0, MAX_CONCURRENCY),
+    default=0,
+    show_default=True,
+    help="How many jobs more are claimed ahead of a free slot.",
+)
 @_seconds_option("lease", DEFAULT_LEASE_SECONDS, "How long a claim holds without a heartbeat.")
 @_seconds_option("heartbeat", DEFAULT_HEARTBEAT_SECONDS, "How often the leases are renewed.")
 @_seconds_option("poll", DEFAULT_POLL_SECONDS, "How often an idle worker looks for jobs.")
@@ -87,6 +94,7 @@ def worker(
     target: str,
     queues: tuple[str, ...],
     concurrency: int,
+    buffer: int,
     lease: float,
     heartbeat: float,
     poll: float,
@@ -105,18 +113,22 @@ def worker(
     1 failure, 2 usage, 3 the grace period ended first and running jobs were handed back.
     """
     url = urls.database_url(database_url)
-    _end_on_early_signals()
+    early_signals = _end_on_early_signals()
     jobs = load_jobs(target)
+    if early_signals:
+        # The application's own code has swallowed the exception.
+        raise EndedEarly(0)
     configure_logging(log_level.upper())
     # Handlers that take a session hold one connection each; those that timed out, one more.
     engine = open_engine(url, pool_size=concurrency, max_overflow=concurrency, pool_pre_ping=True)
     try:
-        return run_with_signals(
+        return run_to_the_end(
             Worker(
                 engine,
                 jobs,
                 queues=queues or None,
                 concurrency=concurrency,
+                buffer=buffer,
                 lease=lease,
                 heartbeat=heartbeat,
                 poll=poll,
@@ -129,14 +141,18 @@ def worker(
         engine.dispose()
 
 
-def _end_on_early_signals() -> None:
+def _end_on_early_signals() -> list[int]:
     """End at once on a signal that comes while the application is still imported.
 
-    Without a handler, a process that is the first of its container would never see it.
+    Without a handler, a process that is the first of its container would never see it. The list
+    that is returned gets each signal that came.
     """
+    came: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
+        came.append(number)
         raise EndedEarly(0)
 
     for number in STOP_SIGNALS:
         signal.signal(number, end)
+    return came

@@ -95,6 +95,7 @@ class ControlLoop:
         self._rotation = 0
         self._stops = 0
         self._failure: BaseException | None = None
+        self._interruption: BaseException | None = None
         self._in_doubt_until = 0.0
         self._disowned_at = 0.0
 
@@ -104,6 +105,28 @@ class ControlLoop:
 
     def run(self) -> int:
         """Work, drain, and return the exit code; raise the error that ended it, if one did."""
+        try:
+            self._work()
+        except BaseException as error:
+            self._cut_short(error)
+        try:
+            self._drain()
+        except BaseException as error:
+            self._cut_short(error)
+        code = self._hand_back()
+        ended_by = self._failure or self._interruption
+        if ended_by is not None:
+            raise ended_by
+        logger.info("stopped")
+        return code
+
+    @property
+    def in_a_hurry(self) -> bool:
+        """Whether a second stop has come."""
+        return self._stops > 1
+
+    def _work(self) -> None:
+        """Claim, hand out, collect and write, until a stop, a failure, or nothing more to do."""
         while not self._stops and self._failure is None:
             self._receive(self._patience())
             self._expire()
@@ -119,12 +142,23 @@ class ControlLoop:
                 wait = self._survive(error)
                 self._pace.postpone(wait)
                 self._writer.postpone(wait)
-        return self._drain()
 
-    @property
-    def in_a_hurry(self) -> bool:
-        """Whether a second stop has come."""
-        return self._stops > 1
+    def _cut_short(self, error: BaseException) -> None:
+        """Take an exception that no waiting cures for the reason to end.
+
+        One that is no Exception was raised by a signal handler on this thread, at any instant: it
+        counts as a stop, and the statement that it may have cut off is as good as lost.
+        """
+        if isinstance(error, Exception):
+            self._failure = error
+            return
+        self._interruption = error
+        self._stops += 1
+        self._link.drop()
+        self._in_doubt_until = time.monotonic() + self._lease
+        for running in self.claims():
+            if running.with_writer and not self._writer.holds(running):
+                self._forget(running)
 
     def _patience(self) -> float:
         """Return how long the loop may wait for a message."""
@@ -174,14 +208,14 @@ class ControlLoop:
                 lease=self._lease,
                 tables=self._jobs.tables,
             )
+            for job in found:
+                running = Running(job, self._jobs[job.handler], deadline)
+                self._running[running.serial] = running
+                self._slots(running).submit(running)
         except Exception:
             # It may have been committed all the same, or be so yet.
             self._in_doubt_until = time.monotonic() + self._lease
             raise
-        for job in found:
-            running = Running(job, self._jobs[job.handler], deadline)
-            self._running[running.serial] = running
-            self._slots(running).submit(running)
         if found:
             self._pace.hurry()
             return True
@@ -273,9 +307,7 @@ class ControlLoop:
 
     def _survive(self, error: BaseException) -> float:
         """Return how long to wait after a database error, or raise one that waiting cannot cure."""
-        if isinstance(error, SaJobsError):
-            raise error
-        fatal = hopeless(error)
+        fatal = error if isinstance(error, SaJobsError) else hopeless(error)
         if fatal is not None:
             self._failure = fatal
             return 0.0
@@ -331,8 +363,8 @@ class ControlLoop:
 
     # --- the end --------------------------------------------------------------------------------
 
-    def _drain(self) -> int:
-        """Release what has not begun, wait for what runs, release the rest; return the code."""
+    def _drain(self) -> None:
+        """Release what has not begun, and wait for what runs."""
         deadline = time.monotonic() + self._grace
         if self._running:
             logger.info(
@@ -349,11 +381,6 @@ class ControlLoop:
                 writing = self._writer.due_in()
                 waits = [left, 1.0, self._next_deadline()]
                 self._receive(min(waits if writing is None else [*waits, writing]))
-        handed_back = self._hand_back()
-        if self._failure is not None:
-            raise self._failure
-        logger.info("stopped")
-        return EXIT_HANDED_BACK if handed_back else EXIT_OK
 
     def _withdraw(self) -> None:
         for running in list(self._running.values()):
@@ -380,7 +407,7 @@ class ControlLoop:
                 time.sleep(_LAST_WRITES_SECONDS / 20)
 
     def _hand_back(self) -> int:
-        """Release the jobs that still run, and return how many."""
+        """Release the jobs that still run, and return the exit code."""
         left = [entry for entry in self._running.values() if not entry.with_writer]
         for running in left:
             running.stop("shutdown")
@@ -396,4 +423,5 @@ class ControlLoop:
             logger.warning(
                 "%d jobs could not be written; their leases run out", len(self._writer.pending)
             )
-        return len(left)
+            return EXIT_FAILURE
+        return EXIT_HANDED_BACK if left else EXIT_OK

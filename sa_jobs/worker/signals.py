@@ -2,28 +2,115 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any
 
+from sa_jobs.worker.loop import EXIT_FAILURE
 from sa_jobs.worker.worker import Worker
+
+logger = logging.getLogger("sa_jobs.worker")
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
+# How long the end may take once nothing is waited for any more: after the grace period, or a second
+# signal, for giving back what runs; then for the exit of the interpreter.
+LAST_SECONDS = 2.0
+EXIT_IN_A_HURRY_SECONDS = 0.3
+
 
 def run_with_signals(worker: Worker) -> int:
-    """Run the worker in the main thread until it stops, and return its exit code.
+    """Run the worker until it stops, and return its exit code.
 
-    The first SIGTERM or SIGINT drains, the second ends at once. The handlers that were there
-    before are put back at the end.
+    In the main thread, the first SIGTERM or SIGINT drains and the second ends at once; the handlers
+    that were there before are put back at the end. In another thread signals are left alone, since
+    they are the program's: there, `worker.stop()` is the way.
     """
+    if threading.current_thread() is not threading.main_thread():
+        return worker.run()
+    with _stopped_by_signals(worker):
+        return worker.run()
 
+
+def run_to_the_end(worker: Worker) -> int:
+    """Do the same for a process that is nothing but the worker, and ends in any case.
+
+    It ends with the worker's exit code, or 1 if the worker did not end: `LAST_SECONDS` after the
+    grace period or a second signal at the latest, though the network is silent, or threads that
+    handlers have started run on. Signals are ignored once the worker has ended.
+    """
+    last_resort = LastResort(worker.grace)
+    last_resort.start()
+    code = EXIT_FAILURE
+    try:
+        with _stopped_by_signals(worker, last_resort):
+            code = worker.run()
+            return code
+    finally:
+        last_resort.worker_ended(code)
+
+
+@contextmanager
+def _stopped_by_signals(worker: Worker, last_resort: LastResort | None = None) -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         worker.stop()
+        if last_resort is not None:
+            last_resort.stop()
 
     before: dict[int, Any] = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
     try:
-        return worker.run()
+        yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, handler if last_resort is None else signal.SIG_IGN)
+
+
+class LastResort(threading.Thread):
+    """Ends the process where its orderly end takes too long.
+
+    A thread of its own from the start, told by a queue: a signal handler may neither start a thread
+    nor take a lock that the code it interrupts may hold.
+    """
+
+    def __init__(self, grace: float) -> None:
+        super().__init__(name="sa-jobs-last-resort", daemon=True)
+        self._grace = grace
+        # Nothing for a stop, the exit code for the worker's end.
+        self._told: SimpleQueue[int | None] = SimpleQueue()
+
+    def stop(self) -> None:
+        """Note a signal."""
+        self._told.put(None)
+
+    def worker_ended(self, code: int) -> None:
+        """Note that the worker has ended, and with which exit code the process should."""
+        self._told.put(code)
+
+    def run(self) -> None:
+        """Wait until it is time (the thread's own function)."""
+        code, stops, end = EXIT_FAILURE, 0, float("inf")
+        while (left := end - time.monotonic()) > 0:
+            try:
+                told = self._told.get(timeout=None if end == float("inf") else left)
+            except Empty:
+                break
+            now = time.monotonic()
+            if told is None:
+                stops += 1
+                # The second signal takes back the patience of the first; later ones change nothing.
+                end = min(end, now + (self._grace if stops == 1 else 0.0) + LAST_SECONDS)
+            else:
+                code = told
+                if stops != 1:
+                    # Of the patience that the first signal leaves, the exit may use the rest.
+                    patience = EXIT_IN_A_HURRY_SECONDS if stops else LAST_SECONDS
+                    end = min(end, now + patience)
+        logger.warning("something keeps the process from its end; it ends now, with code %d", code)
+        os._exit(code)

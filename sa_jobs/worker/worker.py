@@ -9,6 +9,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from typing import Any
 
 from sqlalchemy import Engine
@@ -116,6 +117,9 @@ class Worker:
         self._began = False
         self._stops = 0
         self._ended = threading.Event()
+        # A queue and a thread from the start: a signal handler may neither start a thread nor take
+        # a lock that the code it interrupts may hold.
+        self._hurry: SimpleQueue[None] = SimpleQueue()
         self._control_link = Link(self._control, "sa-jobs claim")
 
     def stop(self) -> None:
@@ -126,12 +130,14 @@ class Worker:
         self._mailbox.put(Stop())
         self._stops += 1
         if self._stops == 2:
-            threading.Thread(
-                target=self._interrupt_statements, name="sa-jobs-hurry", daemon=True
-            ).start()
+            self._hurry.put(None)
 
     def run(self) -> int:
-        """Work until `stop()`, and return the exit code: 0, or 3 if running jobs were handed back.
+        """Work until `stop()`, and return the exit code.
+
+        That is 0, or 3 if running jobs were handed back, or 1 if what was left could not be
+        written. An exception that a signal handler raises, as KeyboardInterrupt by default, drains
+        too, and is raised again at the end; a second one ends at once.
 
         Raises WorkerError or SchemaVersionError where the worker cannot start or go on.
         """
@@ -149,12 +155,16 @@ class Worker:
             raise WorkerError("a Worker runs once: make another one")
         self._began = True
         link = self._control_link
+        threading.Thread(
+            target=self._interrupt_statements, name="sa-jobs-hurry", daemon=True
+        ).start()
         try:
             if not self._schema_is_usable(link):
                 return EXIT_OK  # It was stopped while it waited for the database.
             return self._work(link, until_empty=until_empty)
         finally:
             self._ended.set()
+            self._hurry.put(None)
             link.close()
             self._control.dispose()
             self._factories.close()
@@ -261,6 +271,7 @@ class Worker:
             self._forget(link)
 
     def _interrupt_statements(self) -> None:
+        self._hurry.get()
         # The loop may wait for a statement, as behind a lock on the whole table.
         while not self._ended.wait(_PATIENCE_SECONDS):
             self._control_link.interrupt()

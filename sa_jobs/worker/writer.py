@@ -13,7 +13,7 @@ from sa_jobs import claims
 from sa_jobs.claims import Settled
 from sa_jobs.error_text import storable
 from sa_jobs.models import Tables
-from sa_jobs.outcome import Failed, Outcome
+from sa_jobs.outcome import Failed, Finished, Outcome
 from sa_jobs.worker.faults import first_line, hopeless, is_transient
 from sa_jobs.worker.running import Running
 
@@ -47,6 +47,10 @@ class Writer:
         self.pending.append((running, outcome))
         self._not_before = 0.0
 
+    def holds(self, running: Running) -> bool:
+        """Return whether a claim's outcome is still to be written."""
+        return any(entry is running for entry, _ in self.pending)
+
     def discard(self, running: Running) -> None:
         """Drop the outcome of a claim that turned out to be ended already."""
         self.pending = [entry for entry in self.pending if entry[0] is not running]
@@ -71,18 +75,19 @@ class Writer:
         missing = [entry.job for entry, _ in batch if entry not in landed]
         now = claims.standing(connection, missing, worker=self.worker, tables=self.tables)
         flushed = Flushed([], [], [])
-        self.pending = []
+        locked: list[tuple[Running, Outcome]] = []
         for entry, outcome in batch:
             state = now.get(entry.job.id)
             if entry in landed:
                 flushed.written.append((entry, outcome))
             elif state == "held":
-                self.pending.append((entry, outcome))
+                locked.append((entry, outcome))
             elif state is not None:
                 flushed.ended.append((entry, state))
             else:
                 flushed.lost.append(entry)
-        if self.pending:
+        self.pending = locked
+        if locked:
             self.postpone(LOCKED_SECONDS)
         return flushed
 
@@ -110,6 +115,12 @@ class Writer:
     def _refused(
         self, connection: Connection, entry: Running, outcome: Outcome, error: DBAPIError
     ) -> set[Running]:
+        if isinstance(outcome, Finished) and outcome.result is not None:
+            # The work is done, and is not done again for the sake of its result.
+            logger.warning(
+                "job %s %s: result left out: %s", entry.job.id, entry.job.handler, first_line(error)
+            )
+            return self._settle(connection, [(entry, Finished())])
         reason = storable(f"the outcome could not be stored: {first_line(error)}")
         logger.error("job %s %s: %s", entry.job.id, entry.job.handler, reason)
         if isinstance(outcome, Failed) and outcome.error == reason:

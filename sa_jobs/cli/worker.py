@@ -15,7 +15,8 @@ from sa_jobs.cli.database import open_engine, url_option
 from sa_jobs.cli.loading import EndedEarly, load_jobs
 from sa_jobs.cli.logs import configure_logging
 from sa_jobs.worker import Worker
-from sa_jobs.worker.signals import STOP_SIGNALS, run_to_the_end
+from sa_jobs.worker.interruptions import STOP_SIGNALS
+from sa_jobs.worker.signals import run_to_the_end
 from sa_jobs.worker.worker import (
     DEFAULT_CONCURRENCY,
     DEFAULT_GRACE_SECONDS,

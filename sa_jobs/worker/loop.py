@@ -95,7 +95,6 @@ class ControlLoop:
         self._rotation = 0
         self._stops = 0
         self._failure: BaseException | None = None
-        self._interruption: BaseException | None = None
         self._in_doubt_until = 0.0
         self._disowned_at = 0.0
 
@@ -107,16 +106,15 @@ class ControlLoop:
         """Work, drain, and return the exit code; raise the error that ended it, if one did."""
         try:
             self._work()
-        except BaseException as error:
-            self._cut_short(error)
-        try:
             self._drain()
         except BaseException as error:
-            self._cut_short(error)
+            # Also what another thread has raised in this one, in the middle of anything.
+            self._failure = error
+            self._link.drop()
+            self._in_doubt_until = time.monotonic() + self._lease
         code = self._hand_back()
-        ended_by = self._failure or self._interruption
-        if ended_by is not None:
-            raise ended_by
+        if self._failure is not None:
+            raise self._failure
         logger.info("stopped")
         return code
 
@@ -142,23 +140,6 @@ class ControlLoop:
                 wait = self._survive(error)
                 self._pace.postpone(wait)
                 self._writer.postpone(wait)
-
-    def _cut_short(self, error: BaseException) -> None:
-        """Take an exception that no waiting cures for the reason to end.
-
-        One that is no Exception was raised by a signal handler on this thread, at any instant: it
-        counts as a stop, and the statement that it may have cut off is as good as lost.
-        """
-        if isinstance(error, Exception):
-            self._failure = error
-            return
-        self._interruption = error
-        self._stops += 1
-        self._link.drop()
-        self._in_doubt_until = time.monotonic() + self._lease
-        for running in self.claims():
-            if running.with_writer and not self._writer.holds(running):
-                self._forget(running)
 
     def _patience(self) -> float:
         """Return how long the loop may wait for a message."""

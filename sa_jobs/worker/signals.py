@@ -13,17 +13,16 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any
 
+from sa_jobs.worker.interruptions import STOP_SIGNALS
 from sa_jobs.worker.loop import EXIT_FAILURE
 from sa_jobs.worker.worker import Worker
 
 logger = logging.getLogger("sa_jobs.worker")
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-# How long the end may take once nothing is waited for any more: after the grace period, or a second
-# signal, for giving back what runs; then for the exit of the interpreter.
-LAST_SECONDS = 2.0
-EXIT_IN_A_HURRY_SECONDS = 0.3
+# How long the end may take once no handler is waited for any more. It takes a fraction of a second
+# unless the machine is overloaded, a network silent, or a thread of a handler's will not end.
+LAST_SECONDS = 5.0
+EXIT_IN_A_HURRY_SECONDS = 0.5
 
 
 def run_with_signals(worker: Worker) -> int:
@@ -108,9 +107,7 @@ class LastResort(threading.Thread):
                 end = min(end, now + (self._grace if stops == 1 else 0.0) + LAST_SECONDS)
             else:
                 code = told
-                if stops != 1:
-                    # Of the patience that the first signal leaves, the exit may use the rest.
-                    patience = EXIT_IN_A_HURRY_SECONDS if stops else LAST_SECONDS
-                    end = min(end, now + patience)
+                # What is left to do is the interpreter's, and that of `atexit`.
+                end = min(end, now + (EXIT_IN_A_HURRY_SECONDS if stops > 1 else LAST_SECONDS))
         logger.warning("something keeps the process from its end; it ends now, with code %d", code)
         os._exit(code)

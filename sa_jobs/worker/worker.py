@@ -24,6 +24,7 @@ from sa_jobs.worker.execution import Execution
 from sa_jobs.worker.factories import Factories
 from sa_jobs.worker.faults import Recovery, hopeless, is_transient
 from sa_jobs.worker.heartbeat import Heartbeat
+from sa_jobs.worker.interruptions import interruptions_held_back
 from sa_jobs.worker.links import Link
 from sa_jobs.worker.loop import EXIT_OK, ControlLoop
 from sa_jobs.worker.options import (
@@ -136,8 +137,9 @@ class Worker:
         """Work until `stop()`, and return the exit code.
 
         That is 0, or 3 if running jobs were handed back, or 1 if what was left could not be
-        written. An exception that a signal handler raises, as KeyboardInterrupt by default, drains
-        too, and is raised again at the end; a second one ends at once.
+        written. In the main thread, a SIGINT or SIGTERM whose handler raises an exception, as
+        KeyboardInterrupt by default, drains too, and the exception comes at the end; a second one
+        ends at once.
 
         Raises WorkerError or SchemaVersionError where the worker cannot start or go on.
         """
@@ -154,6 +156,10 @@ class Worker:
         if self._began:
             raise WorkerError("a Worker runs once: make another one")
         self._began = True
+        with interruptions_held_back(self.stop):
+            return self._run_once(until_empty=until_empty)
+
+    def _run_once(self, *, until_empty: bool) -> int:
         link = self._control_link
         threading.Thread(
             target=self._interrupt_statements, name="sa-jobs-hurry", daemon=True

@@ -47,10 +47,6 @@ class Writer:
         self.pending.append((running, outcome))
         self._not_before = 0.0
 
-    def holds(self, running: Running) -> bool:
-        """Return whether a claim's outcome is still to be written."""
-        return any(entry is running for entry, _ in self.pending)
-
     def discard(self, running: Running) -> None:
         """Drop the outcome of a claim that turned out to be ended already."""
         self.pending = [entry for entry in self.pending if entry[0] is not running]
@@ -75,19 +71,18 @@ class Writer:
         missing = [entry.job for entry, _ in batch if entry not in landed]
         now = claims.standing(connection, missing, worker=self.worker, tables=self.tables)
         flushed = Flushed([], [], [])
-        locked: list[tuple[Running, Outcome]] = []
+        self.pending = []
         for entry, outcome in batch:
             state = now.get(entry.job.id)
             if entry in landed:
                 flushed.written.append((entry, outcome))
             elif state == "held":
-                locked.append((entry, outcome))
+                self.pending.append((entry, outcome))
             elif state is not None:
                 flushed.ended.append((entry, state))
             else:
                 flushed.lost.append(entry)
-        self.pending = locked
-        if locked:
+        if self.pending:
             self.postpone(LOCKED_SECONDS)
         return flushed
 

@@ -161,6 +161,11 @@ LEAVES_THREADS = """
         mark_start(ctx)
         await asyncio.to_thread(time.sleep, 60)
 
+    @jobs.handler("stuck", timeout=0.3, max_attempts=1)
+    def stuck(ctx: JobContext) -> None:
+        mark_start(ctx)
+        time.sleep(600)
+
     @jobs.handler("leaves_a_thread")
     def leaves_a_thread(ctx: JobContext) -> None:
         threading.Thread(target=time.sleep, args=(60,)).start()
@@ -184,6 +189,21 @@ def test_threads_that_handlers_have_started_do_not_keep_the_process(
         assert program.ends() == code
         assert_within(1 + LAST_SECONDS + 1, time.monotonic() - began)
         assert "Traceback" not in program.log
+
+
+def test_a_worker_whose_handlers_are_stuck_says_so_and_ends_with_a_failure(
+    app_database: str, engine: Engine, tmp_path: Path
+) -> None:
+    """A time-out has replaced as many threads as it may; only a new process helps."""
+    (tmp_path / "leaves.py").write_text(textwrap.dedent(LEAVES_THREADS))
+    stuck = [add_any(engine, "stuck") for _ in range(2)]
+    command = [*WORKER, "leaves:jobs", "--concurrency", "1"]
+    with Program(command, app_database, tmp_path / "log", tmp_path) as program:
+        assert program.ends() == EXIT_FAILURE
+        assert "2 handlers were told to stop and still run" in program.log.splitlines()[-1]
+        assert "Traceback" not in program.log
+
+    assert [job(engine, job_id).last_error for job_id in stuck] == ["timed out after 0.3 s"] * 2
 
 
 def add_any(engine: Engine, handler: str) -> int:

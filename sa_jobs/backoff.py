@@ -98,7 +98,7 @@ def delay_after(policy: Backoff, attempt: int) -> float:
         if is_number and 0 <= seconds < math.inf:
             return float(min(seconds, MAX_DELAY_SECONDS))
         problem = f"returned {seconds!r:.100}"
-    except Exception as error:
+    except BaseException as error:
         problem = f"raised {type(error).__name__}"
     if id(policy) not in _reported:
         _reported.add(id(policy))

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sa_jobs import jsontext
-from sa_jobs.errors import InvalidJobError, SaJobsError
+from sa_jobs.error_text import message_text
+from sa_jobs.errors import InvalidJobError
 
 logger = logging.getLogger("sa_jobs.job")
 
@@ -126,8 +127,9 @@ class JobContext:
         """
         try:
             self._progress = jsontext.dumps(value, what="progress", max_bytes=MAX_PROGRESS_BYTES)
-        except SaJobsError as error:
-            self.log.warning("progress left out: %s", error)
+        except Exception as error:
+            # As text: a log record that is kept would keep the value with the traceback's frames.
+            self.log.warning("progress left out: %s", message_text(error))
 
     def stop(self) -> None:
         """Tell the handler to stop (called by the worker)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError, StatementError
@@ -30,15 +31,26 @@ def error_text(error: BaseException) -> str:
     try:
         hide_data(error)
         text = "".join(traceback.format_exception(error))
-    except Exception as failure:
-        text = (
-            f"{type(error).__name__} (its traceback cannot be formatted: {type(failure).__name__})"
-        )
+    except BaseException as failure:
+        text = f"{_kind(error)} (its traceback cannot be formatted: {_kind(failure)})"
     return storable(text.strip())
+
+
+def message_text(error: BaseException) -> str:
+    """Return the exception's own message as text that PostgreSQL can hold; never raises."""
+    try:
+        # Exactly a str: a subclass may do anything when it is cut or encoded.
+        text = str.__str__(str(error))
+    except BaseException as failure:
+        text = f"{_kind(error)} (it has no text: {_kind(failure)})"
+    return storable(text)
 
 
 def storable(text: str, max_bytes: int = MAX_ERROR_BYTES) -> str:
     """Return text without what PostgreSQL cannot hold, cut to `max_bytes` in UTF-8."""
+    if len(text) > 2 * max_bytes:
+        # What is cut out below all the same; escaping it first would take several times its memory.
+        text = text[:max_bytes] + text[-max_bytes:]
     encoded = text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace")
     if len(encoded) > max_bytes:
         head = (max_bytes - len(_CUT)) // 4
@@ -65,18 +77,37 @@ def hide_data(error: BaseException) -> None:
 
     What is left out is what `error_text` says.
     """
+    for member in _all_of(error):
+        # Exceptions of the users' own may have attributes that do anything.
+        with contextlib.suppress(BaseException):
+            _clean(member)
+
+
+def let_go(error: BaseException) -> None:
+    """Clear the locals of the frames that an exception and all that it holds came by; never raises.
+
+    They hold whatever the handler had at hand, and often the exception itself: such a circle stays
+    in memory until the garbage collector finds it. So it is with every error of SQLAlchemy's.
+    """
+    for member in _all_of(error):
+        with contextlib.suppress(BaseException):
+            traceback.clear_frames(member.__traceback__)
+
+
+def _all_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield the exception, its causes and contexts, and the members of groups, each once."""
     seen: set[int] = set()
     left: list[Any] = [error]
     while left:
         current = left.pop()
-        if not isinstance(current, BaseException) or id(current) in seen:
+        # Not isinstance(), which also believes what an object says of its class.
+        if not issubclass(type(current), BaseException) or id(current) in seen:
             continue
         seen.add(id(current))
-        left += [current.__cause__, current.__context__]
-        # Exceptions of the users' own may have attributes that do anything.
-        with contextlib.suppress(Exception):
-            _clean(current)
-        with contextlib.suppress(Exception):
+        yield current
+        with contextlib.suppress(BaseException):
+            left += [current.__cause__, current.__context__]
+        with contextlib.suppress(BaseException):
             # An exception group; other classes may use the name for anything.
             members = getattr(current, "exceptions", None)
             left += members if isinstance(members, (list, tuple)) else ()
@@ -105,6 +136,13 @@ def _cleaned(argument: Any, pattern: re.Pattern[str]) -> Any:
     if isinstance(argument, dict) and {"S", "C", "M"} <= argument.keys():
         return {name: text for name, text in argument.items() if name in _FIELDS}
     return argument
+
+
+def _kind(error: BaseException) -> str:
+    try:
+        return str.__str__(type(error).__name__)
+    except BaseException:
+        return "an exception without a name"
 
 
 def _has_fields(error: BaseException) -> bool:

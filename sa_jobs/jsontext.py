@@ -23,6 +23,9 @@ from sa_jobs.limits import MAX_PAYLOAD_BYTES, unstorable
 
 MAX_DEPTH = 200
 
+# Text of so many times the allowed size is not even written to its end, to say how long it is.
+_FAR_TOO_LARGE = 4
+
 _INSTEAD = {
     "datetime": "pass its isoformat()",
     "date": "pass its isoformat()",
@@ -38,22 +41,35 @@ _INSTEAD = {
 def dumps(value: Any, *, what: str, max_bytes: int = MAX_PAYLOAD_BYTES) -> str:
     """Return `value` as JSON text, or raise an error that names the path inside `what`."""
     parts: list[str] = []
-    _write(value, what, 0, parts.append)
+    most = left = max_bytes * _FAR_TOO_LARGE
+
+    def put(part: str) -> None:
+        nonlocal left
+        left -= len(part)
+        if left < 0:
+            raise _too_large(what, f"more than {most}", max_bytes)
+        parts.append(part)
+
+    _write(value, what, 0, put)
     text = "".join(parts)
     # A character takes at most four bytes: only text near the limit needs to be encoded.
     if len(text) * 4 > max_bytes:
         size = len(text.encode())
         if size > max_bytes:
-            raise InvalidJobError(
-                f"{what} takes {size} bytes as JSON, more than the {max_bytes} allowed: "
-                "store the data elsewhere and pass a reference to it"
-            )
+            raise _too_large(what, str(size), max_bytes)
     return text
 
 
 def loads(text: str) -> Any:
     """Return the value of JSON text that the database stored."""
     return json.loads(text)
+
+
+def _too_large(what: str, size: str, max_bytes: int) -> InvalidJobError:
+    return InvalidJobError(
+        f"{what} takes {size} bytes as JSON, more than the {max_bytes} allowed: "
+        "store the data elsewhere and pass a reference to it"
+    )
 
 
 def _write(value: Any, path: str, depth: int, put: Any) -> None:

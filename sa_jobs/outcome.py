@@ -14,7 +14,7 @@ from typing import Any
 from sa_jobs import jsontext, limits
 from sa_jobs.backoff import Backoff, delay_after
 from sa_jobs.context import ClaimedJob, log_fields
-from sa_jobs.error_text import error_text, storable
+from sa_jobs.error_text import error_text, message_text, storable
 from sa_jobs.errors import SaJobsError
 
 logger = logging.getLogger("sa_jobs.job")
@@ -79,7 +79,7 @@ Outcome = Finished | Failed | Snoozed | Released
 
 
 def returned(job: ClaimedJob, value: Any) -> Finished:
-    """Return the outcome of a handler that returned `value`.
+    """Return the outcome of a handler that returned `value`; never raises.
 
     The work is done, so a result that cannot be stored is left out with a warning, rather than
     doing the work again.
@@ -88,21 +88,36 @@ def returned(job: ClaimedJob, value: Any) -> Finished:
         return Finished()
     try:
         return Finished(jsontext.dumps(value, what="result"))
-    except SaJobsError as error:
+    except BaseException as error:
+        # As text: a log record that is kept would keep the value with the traceback's frames.
         logger.warning(
-            "job %s %s: result left out: %s", job.id, job.handler, error, extra=log_fields(job)
+            "job %s %s: result left out: %s",
+            job.id,
+            job.handler,
+            message_text(error),
+            extra=log_fields(job),
         )
         return Finished()
 
 
 def raised(job: ClaimedJob, error: BaseException, backoff: Backoff) -> Failed | Snoozed:
-    """Return the outcome of a handler that raised `error`."""
-    if isinstance(error, Snooze):
-        return Snoozed(error.delay)
-    if isinstance(error, Discard):
-        return Failed(storable(f"discarded: {error}"), final=True)
-    if isinstance(error, Retry):
-        return Failed(storable(str(error)), error.delay, final=job.final_attempt)
+    """Return the outcome of a handler that raised `error`; never raises.
+
+    One of ours whose delay was lost, as by a subclass that does not call its parent, is a failed
+    attempt like any other.
+    """
+    # By type: isinstance() would also ask the exception, which may lie, or raise.
+    kind = type(error)
+    if issubclass(kind, Discard):
+        return Failed(storable(f"discarded: {message_text(error)}"), final=True)
+    if issubclass(kind, (Retry, Snooze)):
+        try:
+            delay = limits.check_seconds("the delay", error.delay)  # type: ignore[attr-defined]
+        except Exception:
+            return failed(job, error_text(error), backoff)
+        if issubclass(kind, Snooze):
+            return Snoozed(delay)
+        return Failed(message_text(error), delay, final=job.final_attempt)
     return failed(job, error_text(error), backoff)
 
 

@@ -17,7 +17,8 @@ from sa_jobs.cli.loading import EndedEarly, load_jobs
 from sa_jobs.cli.logs import configure_logging
 from sa_jobs.supervisor import Lifeline, Supervised, Supervisor
 from sa_jobs.worker import Worker
-from sa_jobs.worker.signals import STOP_SIGNALS, run_with_signals
+from sa_jobs.worker.interruptions import STOP_SIGNALS
+from sa_jobs.worker.signals import run_to_the_end
 from sa_jobs.worker.worker import (
     DEFAULT_ANSWER_SECONDS,
     DEFAULT_CONCURRENCY,
@@ -80,6 +81,13 @@ def _seconds_option(name: str, default: float, text: str) -> Callable[[F], F]:
     show_default=True,
     help="How many worker processes run, each with so many slots.",
 )
+@click.option(
+    "--buffer",
+    type=click.IntRange(0, MAX_CONCURRENCY),
+    default=0,
+    show_default=True,
+    help="How many jobs more are claimed ahead of a free slot.",
+)
 @_seconds_option("lease", DEFAULT_LEASE_SECONDS, "How long a claim holds without a heartbeat.")
 @_seconds_option("heartbeat", DEFAULT_HEARTBEAT_SECONDS, "How often the leases are renewed.")
 @_seconds_option("poll", DEFAULT_POLL_SECONDS, "How often an idle worker looks for jobs.")
@@ -119,6 +127,7 @@ def worker(
     target: str,
     queues: tuple[str, ...],
     concurrency: int,
+    buffer: int,
     processes: int,
     lease: float,
     heartbeat: float,
@@ -144,7 +153,7 @@ def worker(
     """
     url = urls.database_url(database_url)
     listening = urls.listen_url(listen_url)
-    _end_on_early_signals()
+    early_signals = _end_on_early_signals()
     lifeline = Lifeline.inherited()
     if processes > 1 and lifeline is None:
         configure_logging(log_level.upper(), with_pid=True)
@@ -153,6 +162,9 @@ def worker(
         lifeline.watch()
         max_jobs = _spread(max_jobs)
     jobs = load_jobs(target)
+    if early_signals:
+        # The application's own code has swallowed the exception.
+        raise EndedEarly(0)
     configure_logging(log_level.upper(), with_pid=lifeline is not None)
     # Handlers that take a session hold one connection each; those that timed out, one more.
     engine = open_engine(url, pool_size=concurrency, max_overflow=concurrency, pool_pre_ping=True)
@@ -162,6 +174,7 @@ def worker(
             jobs,
             queues=queues or None,
             concurrency=concurrency,
+            buffer=buffer,
             lease=lease,
             heartbeat=heartbeat,
             poll=poll,
@@ -174,7 +187,7 @@ def worker(
             max_memory_mib=max_memory,
             on_ready=None if lifeline is None else lifeline.serves,
         )
-        return run_with_signals(made if lifeline is None else Supervised(made, lifeline))
+        return run_to_the_end(made if lifeline is None else Supervised(made, lifeline))
     finally:
         engine.dispose()
 
@@ -184,14 +197,18 @@ def _spread(max_jobs: int | None) -> int | None:
     return None if max_jobs is None else max_jobs + random.randint(0, max_jobs // 10)
 
 
-def _end_on_early_signals() -> None:
+def _end_on_early_signals() -> list[int]:
     """End at once on a signal that comes while the application is still imported.
 
-    Without a handler, a process that is the first of its container would never see it.
+    Without a handler, a process that is the first of its container would never see it. The list
+    that is returned gets each signal that came.
     """
+    came: list[int] = []
 
     def end(number: int, frame: FrameType | None) -> None:
+        came.append(number)
         raise EndedEarly(0)
 
     for number in STOP_SIGNALS:
         signal.signal(number, end)
+    return came

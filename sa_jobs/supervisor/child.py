@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from sa_jobs.supervisor.lifeline import AT_ONCE, SERVES, VARIABLE
-from sa_jobs.worker.signals import STOP_SIGNALS
+from sa_jobs.worker.interruptions import STOP_SIGNALS
 
 
 class Child:

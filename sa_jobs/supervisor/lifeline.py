@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from sa_jobs.errors import WorkerError
 from sa_jobs.worker import Worker
-from sa_jobs.worker.signals import STOP_SIGNALS
+from sa_jobs.worker.interruptions import STOP_SIGNALS
 
 logger = logging.getLogger("sa_jobs.supervisor")
 
@@ -87,6 +87,16 @@ class Supervised:
         self._worker = worker
         self._first = threading.Lock()
         lifeline.when_told_to_end(self._end_at_once)
+
+    @property
+    def grace(self) -> float:
+        """How many seconds the worker's first stop waits for handlers."""
+        return self._worker.grace
+
+    @property
+    def stops(self) -> int:
+        """How often the worker was asked to stop."""
+        return self._worker.stops
 
     def run(self) -> int:
         """Run the worker, and return its exit code."""

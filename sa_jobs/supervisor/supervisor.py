@@ -16,7 +16,7 @@ from types import FrameType
 from sa_jobs.backoff import equal_jitter
 from sa_jobs.supervisor.child import Child, how_it_ended
 from sa_jobs.worker import EXIT_FAILURE, EXIT_HANDED_BACK, EXIT_OK, EXIT_RECYCLED
-from sa_jobs.worker.signals import STOP_SIGNALS
+from sa_jobs.worker.interruptions import STOP_SIGNALS
 
 logger = logging.getLogger("sa_jobs.supervisor")
 

@@ -4,7 +4,8 @@
 `threads` and `coroutines` run handlers by way of `execution`, `heartbeat` keeps the leases and
 `watch` sees to those that it cannot keep, `wakeup` listens, `sweep` reclaims, `writer` stores
 outcomes, `pace` says when to look for jobs and `allowance` when to look no more, `links` holds the
-connections, `faults` tells errors apart.
+connections, `faults` tells errors apart. `signals` stops a worker by signals, `interruptions` keeps
+those of a host from cutting it off.
 """
 
 from sa_jobs.worker.loop import EXIT_FAILURE, EXIT_HANDED_BACK, EXIT_OK, EXIT_RECYCLED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import functools
 import threading
 import time
@@ -15,7 +16,8 @@ from sa_jobs.worker.running import Running
 
 T = TypeVar("T")
 
-_CLOSE_SECONDS = 5.0
+# What has been cancelled is given this long to clean up, when the worker has ended.
+_CLOSE_SECONDS = 1.0
 
 
 class Coroutines:
@@ -38,10 +40,12 @@ class Coroutines:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        # All of these only under the lock. The loop itself keeps only weak references to tasks.
+        # All of these only under the lock. The claims hold their tasks, to which the loop itself
+        # keeps only weak references.
         self._waiting: deque[Running] = deque()
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._stuck: dict[int, asyncio.Task[None]] = {}
+        self._busy: dict[int, Running] = {}
+        self._stuck: dict[int, Running] = {}
+        self._closed = False
         # Monotonic time of the oldest call that the loop has not answered.
         self._asked_at: float | None = None
 
@@ -62,9 +66,8 @@ class Coroutines:
     def abandon(self, running: Running) -> None:
         """Let another claim have the slot of one that was cancelled, whatever its handler does."""
         with self._lock:
-            task = self._tasks.pop(running.serial, None)
-            if task is not None:
-                self._stuck[running.serial] = task
+            if self._busy.pop(running.serial, None) is not None:
+                self._stuck[running.serial] = running
         self._ask_to_start()
 
     @property
@@ -90,36 +93,57 @@ class Coroutines:
         loop, thread = self._loop, self._thread
         if loop is None or thread is None:
             return
-
-        async def end() -> None:
-            tasks = [*self._tasks.values(), *self._stuck.values()]
-            for task in tasks:
-                task.cancel()
-            if tasks and not at_once:
-                await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
-            await dispose()
-            await loop.shutdown_asyncgens()
-
-        ending = asyncio.run_coroutine_threadsafe(end(), loop)
+        ending = asyncio.run_coroutine_threadsafe(self._end(dispose), loop)
         if at_once:
             return
         try:
-            ending.result(_CLOSE_SECONDS * 2)
+            ending.result(_CLOSE_SECONDS * 3)
         except concurrent.futures.TimeoutError:
             return
+        self._closed = True
         loop.call_soon_threadsafe(loop.stop)
         thread.join(_CLOSE_SECONDS)
         if not thread.is_alive():
             loop.close()
 
+    async def _end(self, dispose: Callable[[], Awaitable[None]]) -> None:
+        ours = []
+        with self._lock:
+            for running in (*self._busy.values(), *self._stuck.values()):
+                if running.task is not None:
+                    ours.append(running.task)
+                    if running.stop_reason is None:
+                        running.task.cancel()
+        if ours:
+            await asyncio.wait(ours, timeout=_CLOSE_SECONDS)
+        # Then what handlers have started and left behind.
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=_CLOSE_SECONDS)
+        await dispose()
+        await asyncio.get_running_loop().shutdown_asyncgens()
+
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
             self._thread = threading.Thread(
-                target=self._loop.run_forever, name="sa-jobs-event-loop", daemon=True
+                target=self._keep_running,
+                args=(self._loop,),
+                name="sa-jobs-event-loop",
+                daemon=True,
             )
             self._thread.start()
         return self._loop
+
+    def _keep_running(self, loop: asyncio.AbstractEventLoop) -> None:
+        while not self._closed:
+            # A SystemExit or KeyboardInterrupt in a task that a handler has started leaves the loop
+            # as well as the task, where it stays for whoever awaits it. A handler may also call
+            # stop() on the loop. Neither is the end of the other handlers.
+            with contextlib.suppress(BaseException):
+                loop.run_forever()
 
     def _ask_to_start(self) -> None:
         if self._asked_at is None:
@@ -130,18 +154,18 @@ class Coroutines:
         self._asked_at = None
         while True:
             with self._lock:
-                if not self._waiting or len(self._tasks) >= self._limit:
+                if not self._waiting or len(self._busy) >= self._limit:
                     return
                 running = self._waiting.popleft()
-                task = asyncio.ensure_future(self._execute(running))
-                self._tasks[running.serial] = running.task = task
+                running.task = task = asyncio.ensure_future(self._execute(running))
+                self._busy[running.serial] = running
             task.add_done_callback(functools.partial(self._ended, running))
             if running.stop_reason is not None:
                 task.cancel()
 
     def _ended(self, running: Running, task: asyncio.Task[None]) -> None:
         with self._lock:
-            self._tasks.pop(running.serial, None)
+            self._busy.pop(running.serial, None)
             self._stuck.pop(running.serial, None)
         if running.started_at is None:
             # Cancelled before its first step, a task never enters its coroutine.

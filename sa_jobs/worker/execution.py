@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import inspect
 import time
 from collections.abc import Callable
@@ -10,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sa_jobs.context import ClaimedJob
+from sa_jobs.error_text import let_go
 from sa_jobs.errors import HandlerError
 from sa_jobs.models import Tables
 from sa_jobs.outcome import Failed, Finished, Released, failed, raised, returned
@@ -31,7 +34,8 @@ class Execution:
         """Run a plain handler on the calling thread, and report its end."""
         running.started_at = time.monotonic()
         try:
-            ending = self._call(running)
+            # In a context of its own, as a task has one: what the handler sets in it ends with it.
+            ending = contextvars.copy_context().run(self._call, running)
         except BaseException as error:
             # SystemExit and its kind too: the handler's end is not the worker's.
             ending = self._raised(running, error)
@@ -56,19 +60,27 @@ class Execution:
         self.mailbox.put(Ended(running, self._raised(running, asyncio.CancelledError())))
 
     def _call(self, running: Running) -> Ending:
-        handler, job = running.handler, running.job
-        arguments = self._arguments(running)
-        if handler.signature.session is None:
-            return returned(job, _plain(handler.function(**arguments)))
+        try:
+            arguments = self._arguments(running)
+            if running.handler.signature.session is None:
+                result = _plain(running.handler.function(**arguments))
+                return returned(running.job, result)
+            return self._call_in_session(running, arguments, running.handler.signature.session)
+        finally:
+            sessions.forget(self.session_factory)
+
+    def _call_in_session(
+        self, running: Running, arguments: dict[str, Any], parameter: str
+    ) -> Ending:
         assert self.session_factory is not None
         session = self.session_factory()
         try:
             sessions.guard(session)
-            arguments[handler.signature.session] = session
-            outcome = returned(job, _plain(handler.function(**arguments)))
+            arguments[parameter] = session
+            outcome = returned(running.job, _plain(running.handler.function(**arguments)))
             sessions.unguard(session)
             with sessions.finishing():
-                if not self._finish(session, job, outcome):
+                if not self._finish(session, running.job, outcome):
                     return LeaseLost()
                 session.commit()
             return Committed()
@@ -94,6 +106,7 @@ class Execution:
                 await session.commit()
             return Committed()
         finally:
+            sessions.forget(self.async_session_factory)
             # A cancelled task must still give its connection back.
             await asyncio.shield(session.run_sync(sessions.abandon))
 
@@ -110,10 +123,11 @@ class Execution:
 
     def _raised(self, running: Running, error: BaseException) -> Ending:
         job, backoff = running.job, running.handler.backoff
-        if isinstance(error, sessions.FinishLostError):
+        if type(error) is sessions.FinishLostError:
             # If the commit landed all the same, the writer finds the job done.
             return failed(job, str(error), backoff)
-        if isinstance(error, asyncio.CancelledError):
+        # By its type: isinstance() would also ask the exception, which may lie, or raise.
+        if issubclass(type(error), asyncio.CancelledError):
             if running.stop_reason == "shutdown":
                 return Released()
             if running.stop_reason == "lost":
@@ -122,7 +136,9 @@ class Execution:
                 return Failed("cancelled on request", final=True)
             if running.stop_reason == "timeout":
                 return failed(job, timed_out(running), backoff)
-        return raised(job, _without_own_frames(error), backoff)
+        outcome = raised(job, _without_own_frames(error), backoff)
+        let_go(error)
+        return outcome
 
 
 def _plain(result: Any) -> Any:
@@ -138,10 +154,14 @@ def _plain(result: Any) -> Any:
 
 def _without_own_frames(error: BaseException) -> BaseException:
     """Return the error with a traceback that begins in the handler, if it got that far."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    return error if trace is None else error.with_traceback(trace)
+    # An exception of the users' own may have attributes that do anything.
+    with contextlib.suppress(BaseException):
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        if trace is not None:
+            error.__traceback__ = trace
+    return error
 
 
 def timed_out(running: Running) -> str:

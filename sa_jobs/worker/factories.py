@@ -54,11 +54,13 @@ class Factories:
         """Raise WorkerError if the sessions that handlers will get cannot be transactional."""
         if self._needs_sync and self.sync is not None:
             sessions.check_isolation(self.sync(), tables)
+            sessions.forget(self.sync)
         factory = self.asynchronous
         if self._needs_async and factory is not None:
 
             async def check() -> None:
                 await factory().run_sync(sessions.check_isolation, tables)
+                sessions.forget(factory)
 
             coroutines.call(check, _CHECK_SECONDS)
 

@@ -7,9 +7,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from sqlalchemy.exc import DBAPIError
+
 from sa_jobs import claims, presence
 from sa_jobs.context import ClaimedJob
 from sa_jobs.models import Tables
+from sa_jobs.worker.faults import first_line, hopeless, is_transient
 from sa_jobs.worker.healing import HealingThread
 from sa_jobs.worker.links import Link
 from sa_jobs.worker.running import Lost, Mailbox, Running
@@ -86,13 +89,15 @@ class Heartbeat(HealingThread):
             (entry.job, entry.context.take_progress()) for entry in entries.values()
         ]
         deadline = time.monotonic() + self._lease
-        beat = claims.heartbeat(
-            self._link.connection(),
-            beaten,
-            worker=self._worker,
-            lease=self._lease,
-            tables=self._tables,
-        )
+        try:
+            beat = self._renew(beaten)
+        except DBAPIError as error:
+            told = any(progress is not None for _, progress in beaten)
+            if not told or is_transient(error) or hopeless(error) is not None:
+                raise
+            # What one handler says of its progress must not cost anybody's lease.
+            logger.warning("the progress of %d jobs left out: %s", len(beaten), first_line(error))
+            beat = self._renew([(job, None) for job, _ in beaten])
         for job_id in beat.renewed:
             entries[job_id].deadline = deadline
         for job_id in beat.cancel_requested:
@@ -102,3 +107,12 @@ class Heartbeat(HealingThread):
             if not entries[job_id].with_writer:
                 self._mailbox.put(Lost(entries[job_id]))
         return bool(beat.locked)
+
+    def _renew(self, beaten: list[tuple[ClaimedJob, str | None]]) -> claims.Heartbeat:
+        return claims.heartbeat(
+            self._link.connection(),
+            beaten,
+            worker=self._worker,
+            lease=self._lease,
+            tables=self._tables,
+        )

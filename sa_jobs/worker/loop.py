@@ -115,6 +115,29 @@ class ControlLoop:
 
     def run(self) -> int:
         """Work, drain, and return the exit code; raise the error that ended it, if one did."""
+        try:
+            self._work()
+            self._drain()
+        except BaseException as error:
+            # Also what another thread has raised in this one, in the middle of anything.
+            self._failure = error
+            self._link.drop()
+            self._in_doubt_until = time.monotonic() + self._lease
+        code = self._hand_back()
+        if self._failure is not None:
+            raise self._failure
+        logger.info("stopped")
+        if code == EXIT_OK and self._allowance.is_used_up() and not self._stops:
+            return EXIT_RECYCLED
+        return code
+
+    @property
+    def in_a_hurry(self) -> bool:
+        """Whether a second stop has come."""
+        return self._stops > 1
+
+    def _work(self) -> None:
+        """Claim, hand out, collect and write, until a stop, a failure, or nothing more to do."""
         while not self._stops and self._failure is None:
             self._receive(self._patience())
             self._expire()
@@ -132,12 +155,6 @@ class ControlLoop:
                 wait = self._survive(error)
                 self._pace.postpone(wait)
                 self._writer.postpone(wait)
-        return self._drain()
-
-    @property
-    def in_a_hurry(self) -> bool:
-        """Whether a second stop has come."""
-        return self._stops > 1
 
     def _patience(self) -> float:
         """Return how long the loop may wait for a message."""
@@ -190,17 +207,17 @@ class ControlLoop:
                 lease=self._lease,
                 tables=self._jobs.tables,
             )
+            # Before a handler starts, which may be the end of the process.
+            self._say_ready()
+            self._allowance.spend(len(found))
+            for job in found:
+                running = Running(job, self._jobs[job.handler], deadline)
+                self._running[running.serial] = running
+                self._slots(running).submit(running)
         except Exception:
             # It may have been committed all the same, or be so yet.
             self._in_doubt_until = time.monotonic() + self._lease
             raise
-        # Before a handler starts, which may be the end of the process.
-        self._say_ready()
-        self._allowance.spend(len(found))
-        for job in found:
-            running = Running(job, self._jobs[job.handler], deadline)
-            self._running[running.serial] = running
-            self._slots(running).submit(running)
         if found:
             self._pace.hurry()
             return True
@@ -301,7 +318,8 @@ class ControlLoop:
     def _survive(self, error: BaseException) -> float:
         """Return how long to wait after a database error, or raise one that waiting cannot cure."""
         if isinstance(error, SaJobsError):
-            raise error
+            self._failure = error
+            return 0.0
         fault = self._link.fault(error)
         fatal = self._recovery.verdict(fault)
         if fatal is not None:
@@ -358,8 +376,8 @@ class ControlLoop:
 
     # --- the end --------------------------------------------------------------------------------
 
-    def _drain(self) -> int:
-        """Release what has not begun, wait for what runs, release the rest; return the code."""
+    def _drain(self) -> None:
+        """Release what has not begun, and wait for what runs."""
         deadline = time.monotonic() + self._grace
         if self._running:
             logger.info(
@@ -376,13 +394,6 @@ class ControlLoop:
                 writing = self._writer.due_in()
                 waits = [left, 1.0, self._next_deadline()]
                 self._receive(min(waits if writing is None else [*waits, writing]))
-        handed_back = self._hand_back()
-        if self._failure is not None:
-            raise self._failure
-        logger.info("stopped")
-        if handed_back:
-            return EXIT_HANDED_BACK
-        return EXIT_RECYCLED if self._allowance.is_used_up() and not self._stops else EXIT_OK
 
     def _withdraw(self) -> None:
         for running in list(self._running.values()):
@@ -409,7 +420,7 @@ class ControlLoop:
                 time.sleep(_LAST_WRITES_SECONDS / 20)
 
     def _hand_back(self) -> int:
-        """Release the jobs that still run, and return how many."""
+        """Release the jobs that still run, and return the exit code."""
         left = [entry for entry in self._running.values() if not entry.with_writer]
         for running in left:
             running.stop("shutdown")
@@ -425,4 +436,5 @@ class ControlLoop:
             logger.warning(
                 "%d jobs could not be written; their leases run out", len(self._writer.pending)
             )
-        return len(left)
+            return EXIT_FAILURE
+        return EXIT_HANDED_BACK if left else EXIT_OK

@@ -53,7 +53,11 @@ class Running:
         self.task: asyncio.Task[None] | None = None
 
     def stop(self, reason: StopReason) -> None:
-        """Tell the handler to stop; a coroutine is cancelled."""
+        """Tell the handler to stop; a coroutine is cancelled, once for each reason that comes."""
+        if self.stop_reason == reason:
+            # As each heartbeat finds a request to cancel. Another cancellation would cut off what
+            # the coroutine does to clean up after the first one.
+            return
         if self.stop_reason is None:
             self.stop_reason = reason
         self.context.stop()

@@ -7,14 +7,14 @@ changes the row, everything commits together; if the job is no longer ours, ever
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Connection, event
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, scoped_session
 
 from sa_jobs import claims, poolers
 from sa_jobs.claims import Settled
@@ -61,9 +61,9 @@ def unguard(session: Session) -> None:
     ):
         if event.contains(session, name, listener):
             event.remove(session, name, listener)
-    connection = session.info.pop(_GUARDED, None)
-    if connection is not None and event.contains(connection, "commit", _refuse_commit):
-        event.remove(connection, "commit", _refuse_commit)
+    for connection in session.info.pop(_GUARDED, ()):
+        if event.contains(connection, "commit", _refuse_commit):
+            event.remove(connection, "commit", _refuse_commit)
 
 
 def finish(
@@ -82,7 +82,7 @@ class FinishLostError(SaJobsError):
     """The connection was lost between the handler's return and the answer to the commit."""
 
 
-@contextmanager
+@contextlib.contextmanager
 def finishing() -> Iterator[None]:
     """Tell a connection that is lost while the finish is written from an error of the handler."""
     try:
@@ -98,13 +98,29 @@ def finishing() -> Iterator[None]:
 
 def abandon(session: Session) -> None:
     """Roll the session back and close it, whatever state its handler left it in."""
-    unguard(session)
     try:
+        unguard(session)
         session.rollback()
         session.close()
     except Exception:
         # The connection is lost or confused: it must not go back to the pool.
         session.invalidate()
+
+
+def forget(factory: Any) -> None:
+    """Let a scoped_session, of either kind, make a new session for the next job.
+
+    What it still holds is closed, be it of a handler that used it without asking for a session.
+    Any other factory makes a new one each time.
+    """
+    # The scope may be one that is absent here, such as an application's context.
+    if isinstance(factory, scoped_session):
+        with contextlib.suppress(Exception):
+            factory.remove()
+    registry = getattr(factory, "registry", None)
+    if registry is not None:
+        with contextlib.suppress(Exception):
+            registry.clear()
 
 
 def check_isolation(session: Session, tables: Tables) -> None:
@@ -133,12 +149,14 @@ def check_isolation(session: Session, tables: Tables) -> None:
         )
 
 
-_GUARDED = "sa_jobs_guarded_connection"
+_GUARDED = "sa_jobs_guarded_connections"
 
 
 def _guard_connection(session: Session, transaction: Any, connection: Connection) -> None:
-    if session.info.get(_GUARDED) is not connection:
-        session.info[_GUARDED] = connection
+    # A session that routes by table or operation has several.
+    guarded = session.info.setdefault(_GUARDED, [])
+    if not any(connection is known for known in guarded):
+        guarded.append(connection)
         event.listen(connection, "commit", _refuse_commit)
 
 

@@ -72,11 +72,12 @@ class Threads:
 
     def _start_threads(self) -> None:
         while self._threads < min(self._limit, len(self._busy) + len(self._waiting)):
+            threading.Thread(
+                target=self._work, name=f"sa-jobs-handler-{self._started + 1}", daemon=True
+            ).start()
+            # Only now: the system may refuse another thread.
             self._threads += 1
             self._started += 1
-            threading.Thread(
-                target=self._work, name=f"sa-jobs-handler-{self._started}", daemon=True
-            ).start()
 
     def _work(self) -> None:
         try:

@@ -9,6 +9,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from queue import SimpleQueue
 from typing import Any
 
 from sqlalchemy import Engine
@@ -25,6 +26,7 @@ from sa_jobs.worker.execution import Execution
 from sa_jobs.worker.factories import Factories
 from sa_jobs.worker.faults import is_transient
 from sa_jobs.worker.heartbeat import Heartbeat
+from sa_jobs.worker.interruptions import interruptions_held_back
 from sa_jobs.worker.links import Link
 from sa_jobs.worker.loop import EXIT_OK, ControlLoop
 from sa_jobs.worker.options import (
@@ -145,6 +147,9 @@ class Worker:
         self._began = False
         self._stops = 0
         self._ended = threading.Event()
+        # A queue and a thread from the start: a signal handler may neither start a thread nor take
+        # a lock that the code it interrupts may hold.
+        self._hurry: SimpleQueue[None] = SimpleQueue()
         self._control_link = self._link("claim")
         # Its answer must come while there is time for another beat.
         self._heartbeat_link = self._link("heartbeat", min(self.answer, self.lease / 3))
@@ -170,19 +175,25 @@ class Worker:
         self._stops += 1
         self._control_link.wake()
         if self._stops == 2:
-            threading.Thread(
-                target=self._interrupt_statements, name="sa-jobs-hurry", daemon=True
-            ).start()
+            self._hurry.put(None)
 
     @property
     def subscriptions(self) -> int:
         """How often the worker has sent LISTEN; all but the first time after a lost connection."""
         return self._wakeup.subscriptions if self._wakeup is not None else 0
 
+    @property
+    def stops(self) -> int:
+        """How often the worker was asked to stop."""
+        return self._stops
+
     def run(self) -> int:
         """Work until `stop()`, and return the exit code.
 
-        It is 0, or 3 if running jobs were handed back, or 4 after `max_jobs` or `max_memory_mib`.
+        It is 0, or 3 if running jobs were handed back, or 1 if what was left could not be written,
+        or 4 after `max_jobs` or `max_memory_mib`. In the main thread, a SIGINT or SIGTERM whose
+        handler raises an exception, as KeyboardInterrupt by default, drains too, and the exception
+        comes at the end; a second one ends at once.
         Raises WorkerError or SchemaVersionError where the worker cannot start or go on.
         """
         return self._run(until_empty=False)
@@ -198,8 +209,15 @@ class Worker:
         if self._began:
             raise WorkerError("a Worker runs once: make another one")
         self._began = True
+        with interruptions_held_back(self.stop):
+            return self._run_once(until_empty=until_empty)
+
+    def _run_once(self, *, until_empty: bool) -> int:
         link = self._control_link
         self._answers.start()
+        threading.Thread(
+            target=self._interrupt_statements, name="sa-jobs-hurry", daemon=True
+        ).start()
         try:
             if not self._schema_is_usable(link):
                 return EXIT_OK  # It was stopped while it waited for the database.
@@ -207,6 +225,7 @@ class Worker:
         finally:
             self._ended.set()
             self._answers.end()
+            self._hurry.put(None)
             link.close()
             self._control.dispose()
             self._listen.dispose()
@@ -326,6 +345,7 @@ class Worker:
             self._forget(link)
 
     def _interrupt_statements(self) -> None:
+        self._hurry.get()
         # The loop may wait for a statement, as behind a lock on the whole table.
         while not self._ended.wait(_PATIENCE_SECONDS):
             self._control_link.wake()

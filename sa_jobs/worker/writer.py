@@ -13,7 +13,7 @@ from sa_jobs import claims
 from sa_jobs.claims import Settled
 from sa_jobs.error_text import storable
 from sa_jobs.models import Tables
-from sa_jobs.outcome import Failed, Outcome
+from sa_jobs.outcome import Failed, Finished, Outcome
 from sa_jobs.worker.faults import first_line, hopeless, is_transient
 from sa_jobs.worker.running import Running
 
@@ -110,6 +110,12 @@ class Writer:
     def _refused(
         self, connection: Connection, entry: Running, outcome: Outcome, error: DBAPIError
     ) -> set[Running]:
+        if isinstance(outcome, Finished) and outcome.result is not None:
+            # The work is done, and is not done again for the sake of its result.
+            logger.warning(
+                "job %s %s: result left out: %s", entry.job.id, entry.job.handler, first_line(error)
+            )
+            return self._settle(connection, [(entry, Finished())])
         reason = storable(f"the outcome could not be stored: {first_line(error)}")
         logger.error("job %s %s: %s", entry.job.id, entry.job.handler, reason)
         if isinstance(outcome, Failed) and outcome.error == reason:

@@ -89,8 +89,22 @@ async def sleep_async(seconds: float, ctx: JobContext) -> None:
 @jobs.handler("wait_for_cancel")
 def wait_for_cancel(ctx: JobContext) -> None:
     mark_start(ctx)
-    if ctx.wait(30):
+    if ctx.wait(60):
         raise Discard("was asked to stop")
+
+
+@jobs.handler("ignores_cancel")
+def ignores_cancel(ctx: JobContext) -> str:
+    mark_start(ctx)
+    ctx.wait(60)
+    return "went on to its end"
+
+
+@jobs.handler("fails_when_cancelled", backoff=fixed(0))
+def fails_when_cancelled(ctx: JobContext) -> None:
+    mark_start(ctx)
+    ctx.wait(60)
+    raise ValueError("fails by itself")
 
 
 @jobs.handler("always_fails", max_attempts=4, backoff=lambda attempt: 0.2 * 2**attempt)

@@ -28,7 +28,7 @@ from sa_jobs.cli.loading import load_jobs
 from sa_jobs.cli.logs import LineFormatter
 from sa_jobs.cli.output import escaped, escaped_lines, shown, shown_age
 from sa_jobs.cli.run import explain
-from sa_jobs.worker.signals import STOP_SIGNALS
+from sa_jobs.worker.interruptions import STOP_SIGNALS
 
 Written = pytest.CaptureFixture[str]
 

@@ -43,6 +43,29 @@ class Hostile(Exception):
         raise SystemError
 
 
+class Exiting(Exception):
+    @property
+    def args(self) -> Any:
+        raise SystemExit
+
+    @args.setter
+    def args(self, values: Any) -> None: ...
+
+
+class NamelessKind(type):
+    def __getattribute__(cls, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class Nameless(Exception, metaclass=NamelessKind):
+    pass
+
+
+def test_an_exception_that_does_anything_when_it_is_looked_at_gives_a_text() -> None:
+    assert "Exiting" in error_text(raised(Exiting()))
+    assert error_text(raised(Nameless())).startswith("an exception without a name")
+
+
 def test_the_text_is_the_traceback() -> None:
     content = error_text(raised(ValueError("out of paper")))
     assert content.startswith("Traceback (most recent call last):")

@@ -185,3 +185,13 @@ def test_the_size_is_limited_in_bytes_of_utf8(text: str) -> None:
 def test_a_payload_of_megabytes_is_refused_by_default(megabytes: int) -> None:
     with pytest.raises(InvalidJobError, match="store the data elsewhere"):
         jsontext.dumps({"data": "x" * megabytes * 1_000_000}, what="payload")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[0] * 50_000_000, ["x" * 900_000] * 1_000, [[0] * 1_000] * 100_000, "x" * 100_000_000],
+    ids=["numbers", "texts", "lists", "text"],
+)
+def test_a_value_of_a_hundred_megabytes_is_not_written_to_its_end(value: Any) -> None:
+    with pytest.raises(InvalidJobError, match="payload takes more than 4000000 bytes as JSON"):
+        jsontext.dumps(value, what="payload")

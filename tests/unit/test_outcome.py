@@ -142,3 +142,39 @@ def test_a_reason_is_text_even_where_none_was_given() -> None:
     outcome = raised(job(), Discard(None), BACKOFF)  # type: ignore[arg-type]
     assert isinstance(outcome, Failed)
     assert outcome.error
+
+
+class Lost(Snooze):
+    def __init__(self) -> None:
+        Exception.__init__(self, "its parent was not called")
+
+
+class Odd(Retry):
+    def __init__(self, delay: Any) -> None:
+        super().__init__(1)
+        self.delay = delay
+
+
+@pytest.mark.parametrize(
+    "error", [Lost(), Odd(math.nan), Odd(-1), Odd("soon")], ids=["none", "NaN", "negative", "text"]
+)
+def test_a_delay_that_was_lost_on_the_way_is_a_failure_like_any_other(error: Exception) -> None:
+    outcome = raised(job(), error, BACKOFF)
+    assert isinstance(outcome, Failed)
+    assert (outcome.delay, outcome.final) == (7.0, False)
+    assert type(error).__name__ in outcome.error
+
+
+class Unspeakable(Discard):
+    def __str__(self) -> str:
+        raise SystemExit
+
+
+def test_a_reason_without_a_text_is_named() -> None:
+    outcome = raised(job(), Unspeakable(), BACKOFF)
+    assert outcome == Failed("discarded: Unspeakable (it has no text: SystemExit)", final=True)
+
+
+def test_no_log_record_keeps_a_result_that_was_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    assert returned(job(), [object()]) == Finished()
+    assert all(isinstance(argument, (int, str)) for argument in caplog.records[0].args or ())

@@ -8,7 +8,7 @@ import time
 import psycopg
 import pytest
 
-from sa_jobs.migrations._ddl import LOCK_KEY
+from sa_jobs.migrations._lock import LOCK_KEY
 from tests.hosts.application import FLASK, PLAIN, Host, Layout
 from tests.hosts.conftest import MakeHost
 from tests.hosts.environments import NEXT_STEP, THIS_STEP, Environments

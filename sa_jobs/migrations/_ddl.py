@@ -349,25 +349,18 @@ class Target:
             )
 
     def _check_schema(self) -> None:
-        exists, may_create, database, role, allowed = (
+        exists, database, role, allowed = (
             self.operations.get_bind()
             .execute(
                 text(
-                    "SELECT space IS NOT NULL, has_schema_privilege(space, 'CREATE'),"
+                    "SELECT to_regnamespace(CAST(:schema AS text)) IS NOT NULL,"
                     " current_database(), current_user,"
                     " has_database_privilege(current_database(), 'CREATE')"
-                    " FROM (SELECT CAST(to_regnamespace(CAST(:schema AS text)) AS oid) AS space)"
-                    " AS found"
                 ),
                 {"schema": f'"{self.schema}"'},
             )
             .one()
         )
-        if exists and not may_create:
-            raise MigrationError(
-                f'the role "{role}" may not create tables in the schema "{self.schema}"; let its '
-                f'owner run: GRANT CREATE, USAGE ON SCHEMA "{self.schema}" TO "{role}"'
-            )
         if exists:
             return
         if not self.create_schema:
@@ -380,6 +373,23 @@ class Target:
                 f'the role "{role}" may not create the schema "{self.schema}" in the database '
                 f'"{database}"; let its owner run: '
                 f'CREATE SCHEMA "{self.schema}" AUTHORIZATION "{role}"'
+            )
+
+    def refuse_forbidden_schema(self) -> None:
+        """Raise MigrationError where the schema is there, and the role may not create in it."""
+        role = self.operations.get_bind().scalar(
+            text(
+                "SELECT current_user FROM pg_catalog.pg_namespace"
+                " WHERE nspname = CAST(:schema AS text)"
+                " AND NOT (has_schema_privilege(oid, 'CREATE')"
+                " AND has_schema_privilege(oid, 'USAGE'))"
+            ),
+            {"schema": self.schema},
+        )
+        if role is not None:
+            raise MigrationError(
+                f'the role "{role}" may not create tables in the schema "{self.schema}"; let its '
+                f'owner run: GRANT CREATE, USAGE ON SCHEMA "{self.schema}" TO "{role}"'
             )
 
     def refuse_tables_elsewhere(self) -> None:
@@ -545,6 +555,7 @@ def _lacks(target: Target, step: Step) -> bool:
             "do not have: run the steps in order"
         )
     if step.down_revision is None:
+        target.refuse_forbidden_schema()
         _refuse_foreign_table(target)
     return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -30,8 +31,10 @@ def up(target: Target, to: str, from_: str | None) -> tuple[Step, ...]:
         target.refuse_tables_elsewhere()
     target = replace(target, fresh=start < 0)
     pending = steps[start + 1 : last + 1]
-    for step in pending:
-        module_of(step).upgrade(target)
+    # Of tables in use, indexes may be built outside the transaction: no savepoint then.
+    with target.savepoint() if target.fresh else nullcontext(target) as within:
+        for step in pending:
+            module_of(step).upgrade(within)
     return pending
 
 
@@ -48,15 +51,16 @@ def down(target: Target, to: str | None, from_: str | None) -> tuple[Step, ...]:
                 "back from: bring them there by `sa-jobs db upgrade"
                 f"{place_options(target.schema, target.name)} --to {to}`, and run this again"
             )
-        # An upgrade that never came may have been prepared; of dropped tables nothing stays.
-        if last >= 0:
-            for step in steps[:start:-1]:
-                _discard(target, step)
     elif start > last:
         target.refuse_tables_elsewhere()
     undone = steps[last + 1 : start + 1][::-1]
-    for step in undone:
-        module_of(step).downgrade(target)
+    with target.savepoint() as within:
+        # An upgrade that never came may have been prepared; of dropped tables nothing stays.
+        if target.online and last >= 0:
+            for step in steps[:start:-1]:
+                _discard(within, step)
+        for step in undone:
+            module_of(step).downgrade(within)
     return undone
 
 
@@ -81,8 +85,8 @@ def _discard(target: Target, step: Step) -> None:
     module: Any = module_of(step)
     if hasattr(module, "discard"):
         what = f"what was prepared for {step.revision} cannot be dropped on {target}"
-        with refusals(what, target.schema, fresh=False), target.savepoint() as within:
-            module.discard(within)
+        with refusals(what, target.schema, fresh=False):
+            module.discard(target)
 
 
 def last_position(to: str) -> int:

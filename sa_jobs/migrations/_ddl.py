@@ -496,7 +496,8 @@ def undoes(step: Step) -> Callable[[Callable[[Target], None]], _StepFunction]:
 
 
 def _set_marker(target: Target, step: Step) -> None:
-    target.run(
+    # Without a savepoint: whoever has altered the tables may write this.
+    target.operations.execute(
         f"UPDATE {target.table('_step')}"
         f" SET revision = '{step.revision}', min_client = '{step.min_client}'"
     )

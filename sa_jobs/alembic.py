@@ -12,24 +12,28 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from alembic.autogenerate import comparators, renderers
 from alembic.autogenerate.api import AutogenContext
 from alembic.operations import Operations
 from alembic.operations.ops import MigrateOperation, OpContainer, UpgradeOps
 from alembic.util import CommandError
-from sqlalchemy import MetaData
+from sqlalchemy import Connection, MetaData, Table, text
 
 import sa_jobs
-from sa_jobs import migrations
-from sa_jobs.migrations._ddl import find
+from sa_jobs import ddl, migrations
+from sa_jobs.errors import MigrationError
+from sa_jobs.migrations._ddl import Target, empty_marker, errors_of_alembic
+from sa_jobs.migrations._place import check_place, find_in, mapped, place_text, visible
 from sa_jobs.migrations._steps import position
+from sa_jobs.migrations._walk import down, up
 from sa_jobs.models import DEFAULT_TABLES, Tables
 
 __all__ = ["DowngradeOp", "UpgradeOp", "include_name", "include_object", "register"]
 
-_log = logging.getLogger(__name__)
+# A child of Alembic's, which the logging section of alembic.ini leaves enabled.
+_log = logging.getLogger("alembic.sa_jobs")
 
 IncludeName = Callable[[str | None, Any, Mapping[str, Any]], bool]
 IncludeObject = Callable[[Any, str | None, Any, bool, Any], bool]
@@ -111,13 +115,16 @@ def include_name(
 ) -> Callable[[str | None, Any, Mapping[str, Any]], bool]:
     """Return an `include_name` for `context.configure()` that hides the tables from autogenerate.
 
-    Without arguments, the tables of the default name. `also` is the host's own function, which
-    decides about everything else. For hosts that do not `attach()`: there, nothing is needed.
+    Without arguments, the tables of the default name; in whatever schema they are. `also` is the
+    host's own function, which decides about everything else. For hosts that do not `attach()`:
+    there, nothing is needed.
+
+    Raises MigrationError for arguments that are something else.
     """
-    owned = _OwnedNames(tables or (DEFAULT_TABLES,))
+    owned = _Owned(_places_of("include_name", tables, also))
 
     def include(name: str | None, kind: Any, parents: Mapping[str, Any]) -> bool:
-        if kind == "table" and owned.has_table(parents.get("schema_name"), name):
+        if kind == "table" and owned.has_name(name):
             return False
         return also is None or also(name, kind, parents)
 
@@ -129,39 +136,87 @@ def include_object(
 ) -> Callable[[Any, str | None, Any, bool, Any], bool]:
     """Return an `include_object` for `context.configure()` that hides the tables.
 
-    As include_name(), and it hides the tables in the host's metadata too.
+    As include_name(), and it hides the tables in the host's metadata too: those of the same schema.
+    A table of the host's that has such a name in another schema stays to be seen.
     """
-    owned = _OwnedNames(tables or (DEFAULT_TABLES,))
+    owned = _Owned(_places_of("include_object", tables, also))
 
     def include(found: Any, name: str | None, kind: Any, reflected: bool, compare_to: Any) -> bool:
         table = found if kind == "table" else getattr(found, "table", None)
-        if table is not None and owned.has_table(table.schema, table.name):
-            return False
+        if table is not None and owned.has_name(table.name):
+            is_removal = reflected and compare_to is None
+            if is_removal or owned.has_table(table.schema, table.name):
+                return False
         return also is None or also(found, name, kind, reflected, compare_to)
 
     return include
 
 
-class _OwnedNames:
-    """The tables, and what else the steps make, by schema and name."""
+class _Place(NamedTuple):
+    """Where tables are, as their metadata says it."""
 
-    def __init__(self, attached: Iterable[Tables], default_schema: str | None = None) -> None:
+    schema: str | None
+    name: str
+
+    def __str__(self) -> str:
+        return place_text(*self)
+
+    @property
+    def tables(self) -> Iterator[str]:
+        """The tables' names, the version table of the steps' own chain included."""
+        for suffix in (*ddl.TABLE_SUFFIXES, "_alembic_version"):
+            yield self.name + suffix
+
+
+def _places_of(function: str, given: tuple[Any, ...], also: Any) -> tuple[_Place, ...]:
+    with errors_of_alembic():
+        for tables in given:
+            if not isinstance(tables, Tables):
+                hint = (
+                    "pass a filter of your own as also="
+                    if callable(tables)
+                    else (
+                        "for tables of another name or schema, pass "
+                        'attach(MetaData(), name="...", register=False)'
+                    )
+                )
+                raise MigrationError(
+                    f"{function}() takes what attach() has returned, not {tables!r}: {hint}"
+                )
+        if also is not None and not callable(also):
+            raise MigrationError(f"also={also!r} must be a function, as {function}= takes it")
+    return tuple(_Place(tables.schema, tables.name) for tables in given or (DEFAULT_TABLES,))
+
+
+class _Owned:
+    """The tables, and what else the steps make.
+
+    Known by their names alone: in whatever schema something of such a name is, autogenerate must
+    not drop it. All but `claimed`, the tables that the host's metadata has itself, as
+    (schema, name).
+    """
+
+    def __init__(
+        self,
+        places: Iterable[_Place],
+        claimed: Iterable[tuple[str | None, str]] = (),
+        default_schema: str | None = None,
+    ) -> None:
         self._default_schema = default_schema
-        self._tables: set[tuple[str | None, str]] = set()
-        self._functions: set[tuple[str | None, str]] = set()
-        for tables in attached:
-            schema = self._known(tables.schema)
-            self._tables |= {(schema, table.name) for table in tables.all}
-            # The version table of the steps' own chain, where the host ran that before.
-            self._tables.add((schema, f"{tables.name}_alembic_version"))
-            self._functions.add((schema, f"{tables.name}_notify"))
+        self._claimed = {(self._known(schema), table) for schema, table in claimed}
+        self._tables = {(place.schema, table) for place in places for table in place.tables}
+        self._names = {table for _, table in self._tables}
+        self._functions = {f"{place.name}_notify" for place in places}
 
     def _known(self, schema: str | None) -> str | None:
         # Alembic calls the default schema None, the models may spell it out.
         return None if schema == self._default_schema else schema
 
+    def has_name(self, name: str | None) -> bool:
+        return name in self._names
+
     def has_table(self, schema: str | None, name: str | None) -> bool:
-        return (self._known(schema), name) in self._tables
+        return (schema, name) in self._tables
 
     def has_target_of(self, op: MigrateOperation) -> bool:
         """Return whether an operation is about something of ours; duck-typed, to know others'."""
@@ -169,14 +224,18 @@ class _OwnedNames:
             return False
         table = getattr(op, "table_name", None) or getattr(op, "source_table", None)
         if isinstance(table, str):
-            return self.has_table(_schema_of(op), table)
-        # An operation of alembic-utils, on a function or trigger.
+            return (
+                self.has_name(table) and (self._known(_schema_of(op)), table) not in self._claimed
+            )
+        # An operation of alembic-utils: on a function or trigger, or on a grant, which the host may
+        # give on our tables, and which others may have been given by hand.
         entity = getattr(op, "target", None)
         signature = getattr(entity, "signature", None)
+        granted_on = getattr(entity, "table", None)
+        if isinstance(granted_on, str):
+            return self.has_name(granted_on) and type(op).__name__ == "DropOp"
         if isinstance(signature, str):
-            name = signature.partition("(")[0].strip().strip('"')
-            schema = self._known(getattr(entity, "schema", None))
-            return (schema, name) in self._functions
+            return signature.partition("(")[0].strip().strip('"') in self._functions
         return False
 
 
@@ -189,29 +248,50 @@ def _compare(
     autogen_context: AutogenContext, upgrade_ops: UpgradeOps, schemas: Collection[str | None]
 ) -> None:
     connection, dialect = autogen_context.connection, autogen_context.dialect
-    attached = tuple(_attached(autogen_context.metadata))
+    targets = _targets(autogen_context.metadata)
+    places = tuple(dict.fromkeys(_attached(targets)))
     # The steps' own environment compares the tables themselves.
     own_chain = "sa_jobs" in autogen_context.opts
-    if not attached or own_chain or connection is None or dialect is None:
-        return
-    if dialect.name != "postgresql":
+    if not places or own_chain or connection is None or dialect is None:
         return
     _run_again_at_the_end()
-    owned = _OwnedNames(attached, dialect.default_schema_name)
-    _remove(upgrade_ops, owned)
+    claimed = (
+        (table.schema, table.name) for table in _tables(targets) if "sa_jobs" not in table.info
+    )
+    found_something = _remove(upgrade_ops, _Owned(places, claimed, dialect.default_schema_name))
+    if dialect.name != "postgresql":
+        if found_something:
+            _log.warning(
+                "The tables of %s are left out, since their migrations run on PostgreSQL, and this "
+                "database is %s: generate the revision that makes them on PostgreSQL",
+                ", ".join(map(str, places)),
+                dialect.name,
+            )
+        return
     # First, so that foreign keys of the host's find their table; last on the way back.
     upgrade_ops.ops[:0] = [
         op
-        for tables in attached
-        for op in _missing_steps(autogen_context, tables)
+        for place in places
+        for op in _missing_steps(connection, place)
         if not any(_same(op, other) for other in upgrade_ops.ops)
     ]
 
 
-def _attached(metadata: Any) -> Iterator[Tables]:
-    targets = (metadata,) if isinstance(metadata, MetaData) else metadata or ()
+def _targets(metadata: Any) -> tuple[MetaData, ...]:
+    return (metadata,) if isinstance(metadata, MetaData) else tuple(metadata or ())
+
+
+def _tables(targets: Iterable[MetaData]) -> Iterator[Table]:
     for target in targets:
-        yield from target.info.get("sa_jobs", ())
+        yield from target.tables.values()
+
+
+def _attached(targets: Iterable[MetaData]) -> Iterator[_Place]:
+    """Yield the places of tables of ours, which know it themselves, wherever they were copied."""
+    for table in _tables(targets):
+        name = table.info.get("sa_jobs")
+        if name is not None:
+            yield _Place(table.schema, name)
 
 
 def _run_again_at_the_end() -> None:
@@ -222,29 +302,51 @@ def _run_again_at_the_end() -> None:
         registry.append(_compare)
 
 
-def _remove(container: OpContainer, owned: _OwnedNames) -> None:
-    container.ops[:] = [op for op in container.ops if not owned.has_target_of(op)]
-    for op in container.ops:
+def _remove(container: OpContainer, owned: _Owned) -> bool:
+    """Take out the operations on what is ours, and return whether there were any."""
+    kept = [op for op in container.ops if not owned.has_target_of(op)]
+    removed = len(kept) < len(container.ops)
+    container.ops[:] = kept
+    for op in kept:
         if isinstance(op, OpContainer):
-            _remove(op, owned)
+            removed = _remove(op, owned) or removed
+    return removed
 
 
-def _missing_steps(autogen_context: AutogenContext, tables: Tables) -> Iterator[UpgradeOp]:
-    connection = autogen_context.connection
-    assert connection is not None
-    found = find(connection, name=tables.name, schema=tables.schema)
-    now = found.revision if found else None
+def _missing_steps(connection: Connection, place: _Place) -> Iterator[UpgradeOp]:
+    now = _step_of(connection, place)
     steps = migrations.revisions()
     if now is not None and now not in {step.revision for step in steps}:
         raise CommandError(
-            f"the tables of {tables.schema + '.' if tables.schema else ''}{tables.name} are at "
+            f"the tables of {place} are at "
             f"{now}, which is newer than sa-jobs {sa_jobs.__version__} knows: "
             "run `pip install --upgrade sa-jobs`"
         )
     if position(now) < len(steps) - 1:
         latest = steps[-1].revision
-        _log.info("Detected steps of sa-jobs for %s: %s -> %s", tables.jobs, now, latest)
-        yield UpgradeOp(latest, now, schema=tables.schema, name=tables.name)
+        _log.info("Detected steps of sa-jobs for %s: %s -> %s", place, now, latest)
+        yield UpgradeOp(latest, now, schema=place.schema, name=place.name)
+
+
+def _step_of(connection: Connection, place: _Place) -> str | None:
+    """Return the newest step of the tables where the revision will look for them."""
+    with errors_of_alembic():
+        name, given = check_place(connection.dialect.name, place.name, place.schema)
+        schema = mapped(connection, given)
+        here = schema or connection.scalar(text("SELECT current_schema()"))
+        found = find_in(connection, name, here)
+        if found is not None and found.revision is None:
+            raise MigrationError(empty_marker(connection, name, found.schema))
+        there = visible(connection, name) if found is None and schema is None else None
+    if there is not None:
+        _log.warning(
+            'The tables of %s in the schema "%s" are left alone: without a schema=, those of this '
+            'chain are in "%s", where the search_path creates tables',
+            name,
+            there,
+            here,
+        )
+    return found.revision if found else None
 
 
 def _same(op: UpgradeOp, other: MigrateOperation) -> bool:
@@ -258,7 +360,10 @@ def _render(autogen_context: AutogenContext, op: UpgradeOp | DowngradeOp) -> str
 
 def _run(operations: Operations, op: UpgradeOp | DowngradeOp) -> None:
     """Run the operation at once, where a program makes and invokes them itself."""
-    if isinstance(op, UpgradeOp):
-        migrations.upgrade(op.to or "head", from_=op.from_, schema=op.schema, name=op.name)
-    else:
-        migrations.downgrade(op.to, from_=op.from_ or "", schema=op.schema, name=op.name)
+    is_upgrade = isinstance(op, UpgradeOp)
+    with errors_of_alembic():
+        target = Target.open(operations, name=op.name, schema=op.schema, alone=is_upgrade)
+        if is_upgrade:
+            up(target, op.to or "head", op.from_)
+        else:
+            down(target, op.to, op.from_)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import DDL, event, inspect
+from sqlalchemy import DDL, MetaData, Table, event, inspect
 from sqlalchemy.engine import Connection
 from sqlalchemy.schema import CreateSchema
 
@@ -96,45 +96,72 @@ FOR EACH STATEMENT EXECUTE FUNCTION {function}()"""
 
 
 def listen(tables: Tables) -> None:
-    """Make `create_all()` and `drop_all()` on PostgreSQL complete for these tables."""
-    schema = f'"{tables.schema}".' if tables.schema else ""
+    """Make `create_all()` and `drop_all()` on PostgreSQL complete for these tables.
+
+    Also for their copies: the listeners go along with `Table.to_metadata()`, and ask table and
+    connection for the schema, in whose place a `schema_translate_map` may put another.
+    """
+    # On the metadata too, so that the host's tables in this schema find it.
+    for target in (tables.jobs.metadata, *tables.all):
+        event.listen(target, "before_create", _create_schema_of(tables.jobs), propagate=True)
+    event.listen(tables.jobs, "after_create", _complete_jobs, propagate=True)
+    event.listen(tables.jobs, "after_drop", _drop_function, propagate=True)
+    event.listen(tables.step, "after_create", _mark_step, propagate=True)
+
+
+def _complete_jobs(jobs: Table, connection: Connection, **_: Any) -> None:
+    if connection.dialect.name != "postgresql":
+        return
+    schema = connection.schema_for_object(jobs)
     names = {
-        "name": tables.name,
-        "table": f'{schema}"{tables.name}"',
-        "function": f'{schema}"{tables.name}_notify"',
-        "place": f"'{tables.schema}'" if tables.schema else "current_schema()",
+        "name": jobs.name,
+        "table": _qualified(connection, jobs),
+        "function": _qualified(connection, jobs, "_notify"),
+        "place": _literal(schema) if schema else "current_schema()",
     }
-    if tables.schema:
-        event.listen(tables.jobs.metadata, "before_create", _create_schema(tables.schema))
     for statement in (STORAGE, NOTIFY_FUNCTION, NOTIFY_TRIGGER):
-        event.listen(
-            tables.jobs,
-            "after_create",
-            _ddl(statement.format(**names)).execute_if(dialect="postgresql"),
-        )
-    event.listen(
-        tables.jobs,
-        "after_drop",
-        _ddl(f"DROP FUNCTION IF EXISTS {names['function']}()").execute_if(dialect="postgresql"),
-    )
-    event.listen(
-        tables.step,
-        "after_create",
+        connection.execute(_ddl(statement.format(**names)))
+
+
+def _drop_function(jobs: Table, connection: Connection, **_: Any) -> None:
+    if connection.dialect.name == "postgresql":
+        function = _qualified(connection, jobs, "_notify")
+        connection.execute(_ddl(f"DROP FUNCTION IF EXISTS {function}()"))
+
+
+def _mark_step(step: Table, connection: Connection, **_: Any) -> None:
+    connection.execute(
         _ddl(
-            f'INSERT INTO {schema}"{tables.step.name}" (revision, min_client)'
+            f"INSERT INTO {_qualified(connection, step)} (revision, min_client)"
             f" VALUES ('{STEP}', '{MIN_CLIENT}')"
-        ),
+        )
     )
+
+
+def _qualified(connection: Connection, table: Table, suffix: str = "") -> str:
+    quoted = connection.dialect.identifier_preparer.quote_identifier
+    schema = connection.schema_for_object(table)
+    return (
+        f"{quoted(schema)}.{quoted(table.name + suffix)}" if schema else quoted(table.name + suffix)
+    )
+
+
+def _literal(value: str) -> str:
+    doubled = value.replace("'", "''")
+    return f"'{doubled}'"
 
 
 def _ddl(statement: str) -> DDL:
     return DDL(statement)  # type: ignore[no-untyped-call]
 
 
-def _create_schema(schema: str) -> Any:
-    def create(target: Any, connection: Connection, **_: Any) -> None:
+def _create_schema_of(table: Table) -> Any:
+    def create(target: MetaData | Table, connection: Connection, **_: Any) -> None:
+        schema = connection.schema_for_object(table if isinstance(target, MetaData) else target)
+        if schema is None or connection.dialect.name != "postgresql":
+            return
         # IF NOT EXISTS would ask for CREATE on the database even where the schema exists.
-        if connection.dialect.name == "postgresql" and not inspect(connection).has_schema(schema):
+        if not inspect(connection).has_schema(schema):
             connection.execute(CreateSchema(schema))
 
     return create

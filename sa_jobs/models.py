@@ -11,7 +11,6 @@ every constraint and index is named explicitly, so that a host's naming conventi
 from __future__ import annotations
 
 import datetime as dt
-import re
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, cast
@@ -46,6 +45,7 @@ from sqlalchemy.types import JSON
 
 from sa_jobs import ddl
 from sa_jobs.errors import AttachError
+from sa_jobs.names import check_names
 
 DEFAULT_NAME = "sa_jobs"
 STATES = ("ready", "running", "done", "dead", "cancelled")
@@ -258,6 +258,12 @@ class Tables:
         )
 
 
+# What `_map()` calls its classes, after a prefix.
+_CLASSES = (
+    "Job", "Failure", "Worker", "Sleeper", "Queue", "Schedule", "ArchivedJob", "Step",
+)  # fmt: skip
+
+
 def attach(
     base: type[DeclarativeBase] | type[Any] | MetaData,
     *,
@@ -269,25 +275,28 @@ def attach(
 
     On a declarative base the classes are mapped in the host's registry as `SaJobsJob`,
     `SaJobsFailure`, ..., so that host models can hold foreign keys and relationships to them; they
-    do not inherit from the base, whose own columns and dataclass rules would reach them. The
-    tables are called `name`, `name_failures`, ... `schema=None` means the metadata's own schema;
+    do not inherit from the base, whose own columns and dataclass rules would reach them. With
+    `name="mail"` they are `SaJobsMailJob`, ..., and for a second queue of that name, in the schema
+    "reports", `SaJobsMailInReportsJob`, ... The tables are called `name`, `name_failures`, ...
+    `schema=None` means the metadata's own schema;
     `BLANK_SCHEMA` (from sqlalchemy.schema) means none.
 
     Alembic's autogenerate then writes the revisions that create and upgrade these tables, and
     leaves them alone otherwise; `register=False` opts out of that, and does not import Alembic.
 
     Raises AttachError for a name or schema that is no plain identifier, a name so long that
-    PostgreSQL would cut one of ours, one of the few that our statements use within themselves, or a
-    metadata that already has such a table.
+    PostgreSQL would cut one of ours, one of the few that our statements use within themselves, a
+    metadata that already has such a table, or a base that already has such a class.
     """
     if isinstance(base, MetaData):
         metadata, mappings = base, registry(metadata=base)
     else:
         metadata, mappings = _declarative(base)
-    resolved = _resolve_schema(schema, metadata)
-    _check_names(name, resolved, metadata)
-    bridge = _bridge(mappings, metadata)
-    tables = _map(bridge, _class_prefix(name, resolved, metadata), name, resolved)
+    name, resolved = check_names(name, _resolve_schema(schema, metadata), AttachError)
+    _refuse_taken_tables(name, resolved, metadata)
+    prefix = _class_prefix(name, resolved, metadata)
+    _refuse_taken_classes(prefix, name, mappings)
+    tables = _map(_bridge(mappings, metadata), prefix, name, resolved)
     metadata.info.setdefault("sa_jobs", []).append(tables)
     if register:
         # Always, and now: Alembic may be imported after the models, and then it is too late to
@@ -309,14 +318,27 @@ def _declarative(base: Any) -> tuple[MetaData, registry]:
 
 def _class_prefix(name: str, schema: str | None, metadata: MetaData) -> str:
     """Return what our classes' names begin with: relationships by name need them to differ."""
-    prefix = "SaJobs" if name == DEFAULT_NAME else _in_camel_case(name)
+    prefix = "SaJobs" if name == DEFAULT_NAME else "SaJobs" + _in_camel_case(name)
     if any(attached.name == name for attached in metadata.info.get("sa_jobs", ())):
-        prefix += _in_camel_case(schema or "no_schema")
+        prefix += "In" + _in_camel_case(schema or "no_schema")
     return prefix
 
 
 def _in_camel_case(name: str) -> str:
     return "".join(part.title() for part in name.split("_"))
+
+
+def _refuse_taken_classes(prefix: str, name: str, mappings: registry) -> None:
+    # Two classes of one name would make relationships to either of them by its name fail.
+    taken = {mapper.class_.__name__: mapper.class_ for mapper in mappings.mappers}
+    for class_name in (prefix + kind for kind in _CLASSES):
+        if class_name in taken:
+            other = taken[class_name]
+            raise AttachError(
+                f"name={name!r} would map a class {class_name}, and there is one already, for the "
+                f"table {other.__tablename__!r}: use a name= that differs in more than capitals "
+                "and underscores"
+            )
 
 
 def _bridge(mappings: registry, metadata: MetaData) -> type[DeclarativeBase]:
@@ -332,36 +354,7 @@ def _resolve_schema(schema: Any, metadata: MetaData) -> str | None:
     return cast("str", schema)
 
 
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-# What statements call their intermediate results; a test holds that this is all of them.
-ALIASES = frozenset((
-    "by_lane", "candidate", "counted", "due", "failed", "given", "held", "history", "lane",
-    "lapsed", "mine", "ready_lane", "ready_queue", "sa_jobs_added", "sa_jobs_refused",
-    "sa_jobs_source", "served", "some_ready_queue", "taken", "twin", "unknown",
-))  # fmt: skip
-
-
-def _check_names(name: str, schema: str | None, metadata: MetaData) -> None:
-    for what, value in (("name", name), ("schema", schema)):
-        if value is not None and not (
-            isinstance(value, str) and _IDENTIFIER.fullmatch(value) and len(value) <= 63
-        ):
-            raise AttachError(
-                f"{what}={value!r} must be a plain identifier: letters, digits and underscores, "
-                "not starting with a digit, at most 63 characters"
-            )
-    if name in ALIASES:
-        raise AttachError(
-            f"name={name!r} cannot be the tables' name, since statements of sa-jobs call an "
-            f"intermediate result so: use another, as {name + '_jobs'!r}"
-        )
-    longest = name + max(ddl.SUFFIXES, key=len)
-    if len(longest) > 63:
-        raise AttachError(
-            f"name={name!r} is too long: PostgreSQL would cut {longest!r} to 63 bytes; "
-            f"use at most {63 - len(longest) + len(name)} characters"
-        )
+def _refuse_taken_tables(name: str, schema: str | None, metadata: MetaData) -> None:
     for suffix in ddl.TABLE_SUFFIXES:
         key = f"{schema}.{name}{suffix}" if schema else name + suffix
         if key in metadata.tables:
@@ -506,6 +499,9 @@ def _map(bridge: type[DeclarativeBase], prefix: str, name: str, schema: str | No
         ArchivedJob=archived_job,
         Step=step,
     )
+    for table in tables.all:
+        # On each, since Table.to_metadata() takes this along: so autogenerate knows it as ours.
+        table.info["sa_jobs"] = name
     ddl.listen(tables)
     return tables
 

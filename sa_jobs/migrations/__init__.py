@@ -9,28 +9,30 @@ and from `create_all()`.
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.orm import Session
 
 import sa_jobs
 from sa_jobs.errors import MigrationError
 from sa_jobs.migrations._ddl import (
     LOCK_ATTEMPTS,
     LOCK_TIMEOUT,
-    WAIT_SECONDS,
     Concurrently,
     Target,
+    empty_marker,
     errors_of_alembic,
-    find,
-    holds_lock,
-    place_options,
     running_operations,
 )
-from sa_jobs.migrations._steps import Step, is_at_least, module_of, position, revisions
+from sa_jobs.migrations._lock import WAIT_SECONDS
+from sa_jobs.migrations._place import Found, find, place_options, place_text
+from sa_jobs.migrations._steps import Step, is_at_least, is_version, position, revisions
+from sa_jobs.migrations._walk import down, last_position, prepare, up
 
 __all__ = [
     "LOCK_TIMEOUT",
@@ -46,6 +48,8 @@ __all__ = [
     "script",
     "upgrade",
 ]
+
+_log = logging.getLogger("alembic.sa_jobs")
 
 # The oldest step that this release's workers and enqueuers run on.
 OLDEST_USABLE = "sa_jobs_0001"
@@ -87,9 +91,11 @@ def upgrade(
     `False` on none.
 
     A change to a table that others use waits `lock_timeout` (as PostgreSQL spells it) for its
-    lock, and is tried `lock_attempts` times, with pauses of up to a second. Without a schema, the
-    tables are looked for, or made, on the connection's search path; a missing schema is created if
-    `create_schema`.
+    lock, and is tried `lock_attempts` times, with pauses of up to a second.
+
+    Without a schema, the tables are those in the first schema on the connection's search path,
+    where CREATE puts new ones, whatever is farther down it; a `schema_translate_map` of the
+    connection counts too. A missing schema is created if `create_schema`.
 
     Migrations in one database wait for each other, up to `wait_seconds`.
 
@@ -109,8 +115,15 @@ def upgrade(
             concurrently=concurrently,
             lock_timeout=lock_timeout,
             lock_attempts=lock_attempts,
+            alone=True,
         )
-        _up(target, to, from_)
+        steps = up(target, to, from_)
+    if target.online and from_ is None and not steps:
+        _log.warning(
+            "The tables of %s were there already, and this revision adopts them: its downgrade() "
+            "will drop them with all jobs",
+            target,
+        )
 
 
 def downgrade(
@@ -127,12 +140,15 @@ def downgrade(
 
     Online, all steps that the marker has are undone, newer ones than `from_` too: `to` is what
     the host's chain asks for. Offline, the steps from `from_` down are written out. Undoing the
-    first step drops the tables and the jobs in them; the schema stays. Tables of the host that
-    refer to ours must be gone before.
+    first step drops the tables and the jobs in them, whoever made them; the schema stays. Tables of
+    the host that refer to ours must be gone before.
 
-    Raises as upgrade() does.
+    Without a schema, tables farther down the search path than where upgrade() makes them are
+    refused, and not touched. Raises as upgrade() does otherwise.
     """
     with errors_of_alembic():
+        if from_ is None:
+            raise MigrationError("from_=None: say the step that the revision's upgrade() leads to")
         target = Target.open(
             running_operations(),
             name=name,
@@ -141,7 +157,7 @@ def downgrade(
             lock_timeout=lock_timeout,
             lock_attempts=lock_attempts,
         )
-        _down(target, to, from_)
+        down(target, to, from_)
 
 
 def apply(
@@ -172,7 +188,7 @@ def apply(
         "lock_attempts": lock_attempts,
     }
     with _standalone(bind, name, schema, wait_seconds, **options) as target:
-        return _up(target, to, None)
+        return up(target, to, None)
 
 
 def revert(
@@ -194,7 +210,7 @@ def revert(
     """
     options: dict[str, Any] = {"lock_timeout": lock_timeout, "lock_attempts": lock_attempts}
     with _standalone(bind, name, schema, wait_seconds, **options) as target:
-        return _down(target, to, None)
+        return down(target, to, None)
 
 
 def build_indexes(
@@ -213,21 +229,12 @@ def build_indexes(
 
     Raises MigrationError where there are no tables yet, and as upgrade() does.
     """
-    steps = revisions()
-    last = len(steps) - 1 if to == "head" else position(to)
+    if not isinstance(engine, Engine):
+        raise MigrationError(
+            f"build_indexes() takes an Engine, to leave its transaction, not {_kind(engine)}"
+        )
     with _standalone(engine, name, schema, wait_seconds, concurrently=True) as target:
-        newest = target.position()
-        if newest < 0:
-            raise MigrationError(
-                f"there are no tables of {target} here: the steps that make them make the "
-                "indexes too"
-            )
-        pending = [
-            step for step in steps[newest + 1 : last + 1] if hasattr(module_of(step), "prepare")
-        ]
-        for step in pending:
-            module_of(step).prepare(target)
-    return tuple(pending)
+        return prepare(target, to)
 
 
 def script(
@@ -264,12 +271,12 @@ def script(
         lock_timeout=lock_timeout,
     )
     first = None if from_ == "base" else from_
-    last = None if to == "base" else revisions()[-1].revision if to == "head" else to
+    last = -1 if to in (None, "base") else last_position(to)
     with context.begin_transaction():
-        if position(last) > position(first):
-            _up(target, last or "head", first)
+        if last > position(first):
+            up(target, to or "head", first)
         else:
-            _down(target, last, first)
+            down(target, revisions()[last].revision if last >= 0 else None, first)
     return output.getvalue()
 
 
@@ -278,8 +285,10 @@ def current(
 ) -> str | None:
     """Return the newest step that the tables have, None where there are none.
 
-    Without a schema, the first tables on the connection's search path count.
+    Without a schema, the first tables on the connection's search path count, or those that a
+    `schema_translate_map` names.
     """
+    _check_connection("current", connection)
     found = find(connection, name=name, schema=schema)
     return found.revision if found else None
 
@@ -293,18 +302,19 @@ def check(
     release may still work on them: so workers of both releases go on while a new one is rolled
     out.
     """
+    _check_connection("check", connection)
     found = find(connection, name=name, schema=schema)
     now = found.revision if found else None
     latest = revisions()[-1].revision
-    if found is None or now is None:
-        return SchemaStatus(
-            now,
-            latest,
-            usable=False,
-            command=f"There are no tables of {_place(schema, name)} here: {_run(schema, name)}.",
-        )
+    where = place_text(schema, name)
+    if found is None:
+        command = f"There are no tables of {where} here: {_run(schema, name)}."
+        return SchemaStatus(None, latest, usable=False, command=command)
+    if now is None:
+        command = empty_marker(connection, name, found.schema)
+        return SchemaStatus(None, latest, usable=False, command=command)
     if now not in {step.revision for step in revisions()}:
-        return _check_newer(now, latest, found.min_client or "", _place(schema, name))
+        return _check_newer(found, latest, where)
     if now == latest:
         return SchemaStatus(now, latest, usable=True, command=None)
     return SchemaStatus(
@@ -312,37 +322,65 @@ def check(
         latest,
         usable=position(now) >= position(OLDEST_USABLE),
         command=(
-            f"The tables of {_place(schema, name)} are at {now}, and sa-jobs "
+            f"The tables of {where} are at {now}, and sa-jobs "
             f"{sa_jobs.__version__} is at {latest}: {_run(schema, name)}."
         ),
     )
 
 
-def _check_newer(now: str, latest: str, min_client: str, where: str) -> SchemaStatus:
-    if min_client and is_at_least(sa_jobs.__version__, min_client):
-        return SchemaStatus(now, latest, usable=True, command=None)
+def _check_newer(found: Found, latest: str, where: str) -> SchemaStatus:
+    oldest = found.min_client or ""
+    if not is_version(oldest):
+        command = (
+            f"The step marker of {where} is at {found.revision}, which sa-jobs "
+            f"{sa_jobs.__version__} does not know, and names {oldest!r} as the oldest release that "
+            "may work on it, which is no version: put back what was changed by hand, or run "
+            "`pip install --upgrade sa-jobs`."
+        )
+        return SchemaStatus(found.revision, latest, usable=False, command=command)
+    if is_at_least(sa_jobs.__version__, oldest):
+        return SchemaStatus(found.revision, latest, usable=True, command=None)
     return SchemaStatus(
-        now,
+        found.revision,
         latest,
         usable=False,
         command=(
-            f"The tables of {where} are at {now}, which is for sa-jobs {min_client} or newer, and "
-            f"this is {sa_jobs.__version__}: run `pip install --upgrade sa-jobs`."
+            f"The tables of {where} are at {found.revision}, which is for sa-jobs {oldest} or "
+            f"newer, and this is {sa_jobs.__version__}: run `pip install --upgrade sa-jobs`."
         ),
     )
-
-
-def _place(schema: str | None, name: str) -> str:
-    return f"{schema}.{name}" if schema else name
 
 
 def _run(schema: str | None, name: str) -> str:
     return (
         f"run `sa-jobs db upgrade{place_options(schema, name)}`; where your own Alembic chain "
-        "makes the tables, run `alembic revision --autogenerate`, unless it has the revision "
-        "already, and `alembic upgrade head` "
-        "(Flask-Migrate: `flask db migrate` and `flask db upgrade`)"
+        "makes the tables, run `alembic upgrade head` (Flask-Migrate: `flask db upgrade`), after "
+        "`alembic revision --autogenerate` (`flask db migrate`) if the chain has no revision for it"
     )
+
+
+def _check_connection(function: str, connection: Any) -> None:
+    if not isinstance(connection, Connection):
+        raise MigrationError(
+            f"{function}() takes a Connection, not {_kind(connection)}: "
+            f"{_how_to_connect(function, connection)}"
+        )
+
+
+def _kind(value: Any) -> str:
+    # Not the value itself: a URL may hold a password.
+    return "None" if value is None else f"the {type(value).__name__} given"
+
+
+def _how_to_connect(function: str, value: Any) -> str:
+    call = f"sa_jobs.migrations.{function}"
+    if type(value).__module__.startswith("sqlalchemy.ext.asyncio"):
+        return (
+            f"with `async with engine.connect() as connection`, await connection.run_sync({call})"
+        )
+    if isinstance(value, Session):
+        return f"{call}(session.connection())"
+    return f"`with create_engine(url).connect() as connection`, {call}(connection)"
 
 
 @contextmanager
@@ -353,20 +391,19 @@ def _standalone(
     wait_seconds: float,
     **options: Any,
 ) -> Iterator[Target]:
+    if not isinstance(bind, (Engine, Connection)):
+        raise MigrationError(
+            f"the steps need an Engine or a Connection, not {_kind(bind)}: "
+            f"{_how_to_connect('apply', bind)}"
+        )
     from alembic.operations import Operations
     from alembic.runtime.migration import MigrationContext
 
     # Operations of its own, not the module alembic.op, which is one for the whole process.
     def target_on(context: MigrationContext) -> Target:
-        target = Target.open(
+        return Target.open(
             Operations(context), name=name, schema=schema, wait_seconds=wait_seconds, **options
         )
-        if not holds_lock(target.operations.get_bind()):
-            raise MigrationError(
-                "the connection is in autocommit, where a failure would leave half of a step "
-                "behind: use one with transactions"
-            )
-        return target
 
     if isinstance(bind, Connection):
         yield target_on(MigrationContext.configure(bind))
@@ -376,39 +413,3 @@ def _standalone(
         # Alembic must know the transaction as its own to be able to leave it.
         with context.begin_transaction():
             yield target_on(context)
-
-
-def _up(target: Target, to: str, from_: str | None) -> tuple[Step, ...]:
-    steps = revisions()
-    last = len(steps) - 1 if to == "head" else position(to)
-    start = position(from_)
-    if target.online:
-        newest = target.position()
-        if newest < start:
-            raise MigrationError(
-                f"this revision expects the tables of {target} at {from_} or later, and they are "
-                f"{'at ' + steps[newest].revision if newest >= 0 else 'absent'}: run the "
-                "revision of your chain that brings them there"
-            )
-        start = newest
-    target = replace(target, fresh=start < 0)
-    pending = steps[start + 1 : last + 1]
-    for step in pending:
-        module_of(step).upgrade(target)
-    return pending
-
-
-def _down(target: Target, to: str | None, from_: str | None) -> tuple[Step, ...]:
-    last = position(None if to == "base" else to)
-    start = position(from_)
-    if target.online:
-        start = target.position()
-        if start < last and to is not None:
-            raise MigrationError(
-                f"the tables of {target} are not at {to} or later, so there is nothing to go "
-                "back from"
-            )
-    undone = revisions()[last + 1 : start + 1][::-1]
-    for step in undone:
-        module_of(step).downgrade(target)
-    return undone

@@ -8,31 +8,45 @@ no colon before a word, which Alembic and the drivers would read as parameters.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import cache, wraps
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 
 import sa_jobs
+from sa_jobs import ddl
 from sa_jobs.errors import (
     MigrationError,
     NeedsOwnTransactionError,
     SaJobsError,
     SchemaVersionError,
 )
+from sa_jobs.migrations._lock import (
+    WAIT_SECONDS,
+    holds_lock,
+    keep_lock,
+    pause,
+    release_lock,
+    take_lock,
+)
+from sa_jobs.migrations._place import (
+    check_place,
+    find_in,
+    locate,
+    place_options,
+    place_text,
+    qualified,
+)
+from sa_jobs.migrations._refusals import refusals, sqlstate
 from sa_jobs.migrations._steps import Step, position, revisions
 from sa_jobs.poolers import is_pooled
 
 if TYPE_CHECKING:
     from alembic.operations import Operations
-
-WAIT_SECONDS = 60.0
-"""How long a migration waits for another one in the same database."""
 
 LOCK_TIMEOUT = "100ms"
 """How long a statement waits for the lock on a table: so long, everybody behind it waits too."""
@@ -45,91 +59,41 @@ LARGE_TABLE_ROWS = 10_000
 
 Concurrently = bool | Literal["auto"]
 
-# One lock for each database; the number is the bytes of "sa_jobs".
-LOCK_KEY = int.from_bytes(b"sa_jobs", "big")
-
-_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
-_TIMEOUT = re.compile(r"\d+ ?(ms|s|min)?")
+_TIMEOUT = re.compile(r"([0-9]+) ?(ms|s|min)?")
+_MILLISECONDS = {None: 1, "ms": 1, "s": 1000, "min": 60_000}
 
 # lock_not_available and deadlock_detected: another try may get the lock.
 _LOCK_STATES = ("55P03", "40P01")
 
 
-class Found(NamedTuple):
-    """Where tables are, and what their step marker says."""
-
-    schema: str
-    revision: str | None
-    min_client: str | None
-
-
-def find(connection: Connection, *, name: str, schema: str | None) -> Found | None:
-    """Return where the tables are and what their marker says, None if there are no tables.
-
-    Without a schema, the first one on the search path that has a step marker counts.
-    """
-    check_place(connection.dialect.name, name, schema)
-    found = connection.scalar(
-        text(
-            "SELECT space.nspname FROM pg_catalog.pg_class AS marker"
-            " JOIN pg_catalog.pg_namespace AS space ON space.oid = marker.relnamespace"
-            " WHERE marker.oid = pg_catalog.to_regclass(CAST(:marker AS text))"
-        ),
-        {"marker": qualified(f"{name}_step", schema)},
-    )
-    if found is None:
-        return None
-    marker = qualified(f"{name}_step", found)
-    row = connection.execute(
-        text(f"SELECT revision, min_client FROM {marker} ORDER BY revision DESC LIMIT 1")
-    ).one_or_none()
-    return Found(found, *(row or (None, None)))
-
-
-def check_place(dialect: str, name: str, schema: str | None) -> None:
-    """Raise MigrationError unless there can be tables of this name and schema."""
-    if dialect != "postgresql":
-        raise MigrationError(
-            f"the migrations of sa-jobs run on PostgreSQL, not on {dialect}; "
-            "for unit tests on SQLite, call create_all() on the metadata that was attached"
-        )
-    for what, value in (("name", name), ("schema", schema)):
-        if value is not None and not _IDENTIFIER.fullmatch(value):
-            raise MigrationError(
-                f"{what}={value!r} must be a plain identifier: letters, digits and underscores, "
-                "not starting with a digit, at most 63 characters"
-            )
-
-
-def place_options(schema: str | None, name: str) -> str:
-    """Return the options that name these tables on the command line."""
-    return (f" --schema {schema}" if schema else "") + (
-        f" --name {name}" if name != "sa_jobs" else ""
-    )
-
-
 def _check_policy(concurrently: Any, lock_timeout: Any, lock_attempts: Any) -> None:
-    if concurrently not in (True, False, "auto"):
+    if not (isinstance(concurrently, bool) or concurrently == "auto"):
         raise MigrationError(f'concurrently={concurrently!r} must be True, False or "auto"')
-    if not isinstance(lock_timeout, str) or not _TIMEOUT.fullmatch(lock_timeout):
+    time = _TIMEOUT.fullmatch(lock_timeout) if isinstance(lock_timeout, str) else None
+    # To the server, 0 means to wait for ever.
+    if time is None or not 0 < int(time[1]) * _MILLISECONDS[time[2]] < 2**31:
         raise MigrationError(
-            f'lock_timeout={lock_timeout!r} must be a time as PostgreSQL spells it, such as "100ms"'
+            f"lock_timeout={lock_timeout!r} must be a time above 0 as PostgreSQL spells it, "
+            'such as "100ms"'
         )
-    if not isinstance(lock_attempts, int) or lock_attempts < 1:
-        raise MigrationError(f"lock_attempts={lock_attempts!r} must be 1 or more")
+    if isinstance(lock_attempts, bool) or not isinstance(lock_attempts, int) or lock_attempts < 1:
+        raise MigrationError(f"lock_attempts={lock_attempts!r} must be an int of 1 or more")
 
 
-def qualified(table: str, schema: str | None) -> str:
-    """Return the quoted name of a table, for use in SQL."""
-    return f'"{schema}"."{table}"' if schema else f'"{table}"'
+def _check_wait(wait_seconds: Any) -> None:
+    is_number = isinstance(wait_seconds, (int, float)) and not isinstance(wait_seconds, bool)
+    if not is_number or not 0 <= wait_seconds < float("inf"):
+        raise MigrationError(
+            f"wait_seconds={wait_seconds!r} must be a number of seconds, 0 or more"
+        )
 
 
 @dataclass(frozen=True)
 class Target:
     """The tables under one name and schema, and the Alembic operations that reach them.
 
-    `schema` is None only offline: online it is looked up, so that an object of the same name
-    earlier on the search path is never touched.
+    `schema` is None only offline: online it is looked up, so that no object of the same name
+    elsewhere on the search path is touched.
     """
 
     operations: Operations
@@ -141,6 +105,8 @@ class Target:
     lock_attempts: int = LOCK_ATTEMPTS
     # Whether the tables are made by the same run, so that nobody waits for them.
     fresh: bool = False
+    # Whether the whole step is in a savepoint, so that its statements need none.
+    in_savepoint: bool = False
 
     @classmethod
     def open(
@@ -154,32 +120,40 @@ class Target:
         concurrently: Concurrently = "auto",
         lock_timeout: str = LOCK_TIMEOUT,
         lock_attempts: int = LOCK_ATTEMPTS,
+        alone: bool = False,
     ) -> Target:
-        """Wait for other migrations of this database, then look up where the tables are."""
+        """Wait for other migrations of this database, then look up where the tables are.
+
+        With `alone`, the tables may be made here though there are others on the search path.
+        """
         context = operations.get_context()
-        check_place(context.dialect.name, name, schema)
+        name, schema = check_place(context.dialect.name, name, schema)
         _check_policy(concurrently, lock_timeout, lock_attempts)
+        _check_wait(wait_seconds)
         policy = (concurrently, lock_timeout, lock_attempts)
         if context.as_sql:
             return cls(operations, name, schema, create_schema, *policy)
         connection = operations.get_bind()
-        _lock(connection, wait_seconds)
-        if schema is None:
-            found = find(connection, name=name, schema=None)
-            schema = found.schema if found else connection.scalar(text("SELECT current_schema()"))
-            if schema is None:
-                raise MigrationError(
-                    "no schema on the connection's search_path exists: create one, or say schema="
-                )
+        take_lock(connection, wait_seconds)
+        if not holds_lock(connection):
+            raise MigrationError(
+                "the connection is in autocommit, where a failure would leave half of a step "
+                'behind: use one with transactions (no isolation_level="AUTOCOMMIT", and no '
+                "autocommit_block() around the call)"
+            )
+        schema = locate(connection, name, schema, alone=alone)
         return cls(operations, name, schema, create_schema, *policy)
 
     @classmethod
-    def of_alembic(cls) -> Target:
+    def of_alembic(cls, *, upgrading: bool) -> Target:
         """Return the target of the Alembic command that is running a step file itself."""
-        return cls.open(running_operations(), **_options(running_operations()))
+        operations = running_operations()
+        # Set by run_env(); in a host's own environment, step files work on the default tables.
+        options: dict[str, Any] | None = operations.get_context().opts.get("sa_jobs")
+        return cls.open(operations, **(options or {}), alone=upgrading and options is None)
 
     def __str__(self) -> str:
-        return f"{self.schema}.{self.name}" if self.schema else self.name
+        return place_text(self.schema, self.name)
 
     @property
     def online(self) -> bool:
@@ -191,11 +165,21 @@ class Target:
         return qualified(self.name + suffix, self.schema)
 
     def run(self, sql: str) -> None:
-        """Run one statement, or write it out."""
-        self.operations.execute(sql)
+        """Run one statement, or write it out; where it fails, the transaction stays usable."""
+        with self.savepoint():
+            self.operations.execute(sql)
 
-    def alter(self, sql: str, *, on: str = "") -> None:
-        """Run one statement that takes a strong lock on a table that may be in use.
+    @contextmanager
+    def savepoint(self) -> Iterator[Target]:
+        """Give a target whose statements are taken back together where one fails."""
+        if self.in_savepoint or not self.online:
+            yield self
+        else:
+            with self.operations.get_bind().begin_nested():
+                yield replace(self, in_savepoint=True)
+
+    def alter(self, sql: str, *, on: tuple[str, ...] = ("",)) -> None:
+        """Run one statement that takes a strong lock on tables that may be in use.
 
         Whoever waits for such a lock makes all others wait behind it. So it waits a short while
         only, goes back to a savepoint, and tries again after a pause.
@@ -203,43 +187,51 @@ class Target:
         if self.fresh:
             self.run(sql)
         elif not self.online:
+            self.run(_keep_setting("lock_timeout", "sa_jobs.lock_timeout"))
             self.run(f"SET LOCAL lock_timeout = '{self.lock_timeout}'")
             self.run(sql)
-            self.run("SET LOCAL lock_timeout TO DEFAULT")
+            self.run(_keep_setting("sa_jobs.lock_timeout", "lock_timeout"))
         else:
             self._alter_online(sql, on)
 
-    def _alter_online(self, sql: str, on: str) -> None:
+    def drop_tables(self, *suffixes: str) -> None:
+        """Drop tables with all that is in them; without CASCADE, so that nothing else goes."""
+        self.alter(f"DROP TABLE {', '.join(map(self.table, suffixes))}", on=suffixes)
+
+    def _alter_online(self, sql: str, on: tuple[str, ...]) -> None:
         connection = self.operations.get_bind()
         for attempt in range(1, self.lock_attempts + 1):
             try:
                 with connection.begin_nested():
                     before = _setting(connection, "lock_timeout")
                     _set(connection, "lock_timeout", self.lock_timeout, local=True)
-                    self.run(sql)
+                    self.operations.execute(sql)
                     # DDL of the host may follow in this transaction.
                     _set(connection, "lock_timeout", before, local=True)
                 return
             except DBAPIError as error:
-                if _sqlstate(error) not in _LOCK_STATES:
+                if sqlstate(error) not in _LOCK_STATES:
                     raise
                 if attempt == self.lock_attempts:
+                    names = ", ".join(map(self.table, on))
+                    subject = f"table {names} was" if len(on) == 1 else f"tables {names} were"
                     raise MigrationError(
-                        f"the table {self.table(on)} was locked by others at each of "
+                        f"the {subject} locked by others at each of "
                         f"{attempt} attempts (server processes {self._lock_holders(on)}): "
                         "let them end, then run this again"
                     ) from error
-            _pause(connection, min(0.1 * attempt, 1.0))
+            pause(connection, min(0.1 * attempt, 1.0))
 
-    def _lock_holders(self, on: str) -> str:
+    def _lock_holders(self, on: tuple[str, ...]) -> str:
+        tables = " UNION ALL ".join(
+            f"SELECT pg_catalog.to_regclass('{self.table(suffix)}')" for suffix in on
+        )
         holders = self.operations.get_bind().scalars(
             text(
-                "SELECT DISTINCT pid FROM pg_catalog.pg_locks"
-                " WHERE relation = pg_catalog.to_regclass(CAST(:table AS text)) AND granted"
-                " AND database = (SELECT oid FROM pg_catalog.pg_database"
+                f"SELECT DISTINCT pid FROM pg_catalog.pg_locks WHERE relation IN ({tables})"
+                " AND granted AND database = (SELECT oid FROM pg_catalog.pg_database"
                 " WHERE datname = current_database()) AND pid <> pg_backend_pid() ORDER BY pid"
-            ),
-            {"table": self.table(on)},
+            )
         )
         return ", ".join(map(str, holders)) or "unknown"
 
@@ -259,7 +251,7 @@ class Target:
                     self.run(self._drop_if_invalid(suffix))
                     self.run(f"{create}CONCURRENTLY IF NOT EXISTS {rest}")
             else:
-                self.alter(create + rest, on=on)
+                self.alter(create + rest, on=(on,))
             return
         valid = self._is_valid_index(suffix, on)
         if valid:
@@ -270,12 +262,17 @@ class Target:
                 # Of a build that failed or was killed, an index is left that slows down writes
                 # and serves no query.
                 if valid is False:
-                    self.run(f"DROP INDEX CONCURRENTLY {index}")
-                self.run(f"{create}CONCURRENTLY {rest}")
+                    self.operations.execute(f"DROP INDEX CONCURRENTLY {index}")
+                self.operations.execute(f"{create}CONCURRENTLY {rest}")
         else:
             if valid is False:
-                self.alter(f"DROP INDEX {index}", on=on)
-            self.alter(create + rest, on=on)
+                self.alter(f"DROP INDEX {index}", on=(on,))
+            self.alter(create + rest, on=(on,))
+
+    def drop_index(self, suffix: str, *, on: str = "") -> None:
+        """Drop an index, if it is there."""
+        if not self.online or self._is_valid_index(suffix, on) is not None:
+            self.alter(f"DROP INDEX {self.table(suffix)}", on=(on,))
 
     def _drop_if_invalid(self, suffix: str) -> str:
         """Return the statement that makes room in a script that was stopped and is run again."""
@@ -331,26 +328,24 @@ class Target:
                 "with the URL of the server itself"
             )
         # The lock of the transaction ends with it, so one of the session takes over.
-        connection.execute(text(f"SELECT pg_advisory_lock({LOCK_KEY})"))
+        keep_lock(connection)
         try:
             with context.autocommit_block(), _unlimited(connection):
                 yield
-            _lock(connection, WAIT_SECONDS)
+            take_lock(connection, WAIT_SECONDS)
         finally:
             if not connection.invalidated:
-                connection.execute(text(f"SELECT pg_advisory_unlock({LOCK_KEY})"))
+                release_lock(connection)
 
     def position(self) -> int:
         """Return the place in the chain of the newest step that the tables have, -1 for none."""
-        found = find(self.operations.get_bind(), name=self.name, schema=self.schema)
+        connection = self.operations.get_bind()
+        found = find_in(connection, self.name, self.schema)
         if found is None:
             return -1
         revision = found.revision
         if revision is None:
-            raise MigrationError(
-                f"the table {self.table('_step')} is empty: it must hold the newest step that "
-                f"the tables of {self} have"
-            )
+            raise MigrationError(empty_marker(connection, self.name, found.schema))
         if revision not in {step.revision for step in revisions()}:
             raise SchemaVersionError(
                 f"the tables of {self} are at {revision}, which sa-jobs {sa_jobs.__version__} "
@@ -399,6 +394,57 @@ class Target:
                 f'CREATE SCHEMA "{self.schema}" AUTHORIZATION "{role}"'
             )
 
+    def refuse_forbidden_schema(self) -> None:
+        """Raise MigrationError where the schema is there, and the role may not create in it."""
+        role = self.operations.get_bind().scalar(
+            text(
+                "SELECT current_user FROM pg_catalog.pg_namespace"
+                " WHERE nspname = CAST(:schema AS text)"
+                " AND NOT (has_schema_privilege(oid, 'CREATE')"
+                " AND has_schema_privilege(oid, 'USAGE'))"
+            ),
+            {"schema": self.schema},
+        )
+        if role is not None:
+            raise MigrationError(
+                f'the role "{role}" may not create tables in the schema "{self.schema}"; let its '
+                f'owner run: GRANT CREATE, USAGE ON SCHEMA "{self.schema}" TO "{role}"'
+            )
+
+    def refuse_tables_elsewhere(self) -> None:
+        """Let a script stop where its tables are not where the search path creates some."""
+        if self.online or self.schema is not None:
+            return
+        marker = f'"{self.name}_step"'
+        self.run(
+            f"DO $do$ BEGIN IF to_regclass(quote_ident(current_schema()) || '.{marker}') IS NULL "
+            f"THEN RAISE EXCEPTION USING MESSAGE = 'there are no tables of {self.name} in the "
+            "schema ' || quote_ident(current_schema()), HINT = 'Set the search_path, or name the "
+            "schema when the script is written.'; END IF; END $do$"
+        )
+
+
+def empty_marker(connection: Connection, name: str, schema: str) -> str:
+    """Say what to do about a step marker without its row."""
+    marker, function = (qualified(name + suffix, schema) for suffix in ("_step", "_notify"))
+    problem = (
+        f"the table {marker} is empty: it must hold the newest step that the tables of "
+        f"{place_text(schema, name)} have; "
+    )
+    if connection.scalar(text(f"SELECT to_regproc('{function}') IS NULL")):
+        tables = ", ".join(qualified(name + suffix, schema) for suffix in ddl.TABLE_SUFFIXES)
+        return problem + (
+            "they have no trigger either, so that something else than sa-jobs made them (a "
+            "revision that was generated on SQLite, for example): drop them by "
+            f"`DROP TABLE IF EXISTS {tables}`, and let sa_jobs.migrations.upgrade() or "
+            "`sa-jobs db upgrade` make them"
+        )
+    newest = revisions()[-1]
+    return problem + (
+        "put back the row that was deleted, for the newest step by `INSERT INTO "
+        f"{marker} (revision, min_client) VALUES ('{newest.revision}', '{newest.min_client}')`"
+    )
+
 
 class _StepFunction(Protocol):
     def __call__(self, target: Target | None = None) -> None: ...
@@ -416,11 +462,17 @@ def applies(step: Step) -> Callable[[Callable[[Target], None]], _StepFunction]:
         def upgrade(target: Target | None = None) -> None:
             if target is None:
                 with errors_of_alembic():
-                    upgrade(Target.of_alembic())
+                    upgrade(Target.of_alembic(upgrading=True))
                 return
             if target.online and not _lacks(target, step):
                 return
-            change(target)
+            if step.down_revision is None:
+                target = replace(target, fresh=True)
+            what = f"the step {step.revision} cannot be run on {target}"
+            # Of tables in use, indexes may be built outside the transaction: no savepoint then.
+            frame = target.savepoint() if target.fresh else nullcontext(target)
+            with refusals(what, target.schema, fresh=target.fresh), frame as within:
+                change(within)
             marker = target.table("_step")
             if step.down_revision is None:
                 target.run(
@@ -447,11 +499,13 @@ def undoes(step: Step) -> Callable[[Callable[[Target], None]], _StepFunction]:
         def downgrade(target: Target | None = None) -> None:
             if target is None:
                 with errors_of_alembic():
-                    downgrade(Target.of_alembic())
+                    downgrade(Target.of_alembic(upgrading=False))
                 return
             if target.online and not _is_newest(target, step):
                 return
-            change(target)
+            what = f"the step {step.revision} cannot be undone on {target}"
+            with refusals(what, target.schema, fresh=False), target.savepoint() as within:
+                change(within)
             if step.down_revision is not None:
                 _set_marker(target, revisions()[position(step.down_revision)])
 
@@ -461,7 +515,8 @@ def undoes(step: Step) -> Callable[[Callable[[Target], None]], _StepFunction]:
 
 
 def _set_marker(target: Target, step: Step) -> None:
-    target.run(
+    # Without a savepoint: whoever has altered the tables may write this.
+    target.operations.execute(
         f"UPDATE {target.table('_step')}"
         f" SET revision = '{step.revision}', min_client = '{step.min_client}'"
     )
@@ -510,12 +565,6 @@ def _is_open(connection: Connection | None) -> bool:
     return connection is not None and not connection.closed
 
 
-def _options(operations: Operations) -> dict[str, Any]:
-    # Set by run_env(); in a host's own environment, the step files work on the default tables.
-    options: dict[str, Any] = operations.get_context().opts.get("sa_jobs", {})
-    return options
-
-
 def _lacks(target: Target, step: Step) -> bool:
     newest = target.position()
     if newest >= position(step.revision):
@@ -526,6 +575,7 @@ def _lacks(target: Target, step: Step) -> bool:
             "do not have: run the steps in order"
         )
     if step.down_revision is None:
+        target.refuse_forbidden_schema()
         _refuse_foreign_table(target)
     return True
 
@@ -551,55 +601,10 @@ def _refuse_foreign_table(target: Target) -> None:
         )
 
 
-def _lock(connection: Connection, wait_seconds: float) -> None:
-    # Bound to the transaction: a process that is killed lets go of it. Tried again and again,
-    # since a lock_timeout that strikes would leave the host's transaction aborted. Not asleep in
-    # the server, where a statement holds a snapshot: an index that the other one builds
-    # concurrently would wait for the end of this transaction, and so both for each other.
-    deadline = time.monotonic() + wait_seconds
-    waited = False
-    while not connection.scalar(text(f"SELECT pg_try_advisory_xact_lock({LOCK_KEY})")):
-        if time.monotonic() >= deadline:
-            holder = connection.scalar(text(f"SELECT max(pid) FROM pg_locks WHERE {_OURS}"))
-            raise MigrationError(
-                f"another migration of sa-jobs has been running in this database for "
-                f"{wait_seconds:g} seconds (server process {holder}): let it end, then run "
-                "this again"
-            )
-        _pause(connection, 0.1)
-        waited = True
-    if waited and connection.scalar(
-        text(
-            "SELECT current_setting('transaction_isolation') IN ('repeatable read', 'serializable')"
-        )
-    ):
-        raise MigrationError(
-            "another migration of sa-jobs has ended meanwhile, and this transaction cannot see "
-            "what it did, since its snapshot is older: run this again"
-        )
-
-
-def _pause(connection: Connection, seconds: float) -> None:
-    """Wait without a statement in the server, and let an event loop under us go on."""
-    if connection.dialect.is_async:
-        import asyncio
-
-        from sqlalchemy.util import await_only
-
-        await_only(asyncio.sleep(seconds))
-    else:
-        time.sleep(seconds)
-
-
-def _sqlstate(error: DBAPIError) -> str | None:
-    original: Any = error.orig
-    for attribute in ("sqlstate", "pgcode"):
-        state: str | None = getattr(original, attribute, None)
-        if state is not None:
-            return state
-    # pg8000 gives the fields of the server's message.
-    fields = original.args[0] if original is not None and original.args else None
-    return fields.get("C") if isinstance(fields, dict) else None
+def _keep_setting(name: str, under: str) -> str:
+    """Return a statement that copies a setting, for the rest of the transaction."""
+    # A DO block, since a SELECT would print a row.
+    return f"DO $do$ BEGIN PERFORM set_config('{under}', current_setting('{name}'), true); END $do$"
 
 
 def _setting(connection: Connection, name: str) -> str:
@@ -627,19 +632,3 @@ def _unlimited(connection: Connection) -> Iterator[None]:
         if not connection.invalidated:
             for name, value in before.items():
                 _set(connection, name, value, local=False)
-
-
-_OURS = (
-    "locktype = 'advisory' AND granted AND objsubid = 1"
-    f" AND classid = {LOCK_KEY >> 32} AND objid = {LOCK_KEY & 0xFFFFFFFF}"
-    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-)
-
-
-def holds_lock(connection: Connection) -> bool:
-    """Return whether this connection holds the lock: in autocommit it is gone at once."""
-    return bool(
-        connection.scalar(
-            text(f"SELECT count(*) > 0 FROM pg_locks WHERE {_OURS} AND pid = pg_backend_pid()")
-        )
-    )

@@ -51,11 +51,15 @@ def module_of(step: Step) -> Any:
     return _modules()[position(step.revision)]
 
 
-def position(revision: str | None) -> int:
+def position(revision: Any) -> int:
     """Return the place of a step in the chain, -1 for none; raise StepNotFoundError if unknown."""
     if revision is None:
         return -1
     steps = revisions()
+    if not isinstance(revision, str):
+        raise StepNotFoundError(
+            f"{revision!r} is no step of sa-jobs: it has {', '.join(s.revision for s in steps)}"
+        )
     for index, step in enumerate(steps):
         if step.revision == revision:
             return index
@@ -68,6 +72,11 @@ def position(revision: str | None) -> int:
     raise StepNotFoundError(
         f"sa-jobs {sa_jobs.__version__} has no step {revision!r} (its newest is {newest!r})"
     )
+
+
+def is_version(text: str) -> bool:
+    """Return whether this is a release's version, as far as releases are compared."""
+    return re.match(r"\d+(\.\d+)*", text) is not None
 
 
 def is_at_least(version: str, oldest: str) -> bool:

@@ -16,6 +16,7 @@ from sa_jobs.models import Tables
 from sa_jobs.poolers import avoid_prepared_statements
 from sa_jobs.worker import sessions
 from sa_jobs.worker.coroutines import Coroutines
+from sa_jobs.worker.links import mapped_as
 
 logger = logging.getLogger("sa_jobs.worker")
 
@@ -78,7 +79,8 @@ class Factories:
         if not hasattr(engine, "sync_engine"):
             host: Engine = engine
             return host
-        self._made = Engine(control.pool.recreate(), control.dialect, control.url)
+        made = Engine(control.pool.recreate(), control.dialect, control.url)
+        self._made = mapped_as(control, made)
         return self._made
 
     def _async_sessions(self, engine: Any, handler: str) -> Callable[[], Any]:
@@ -97,7 +99,8 @@ class Factories:
             # Asynchronous connections belong to the event loop that opened them, and the host's
             # may be another than the worker's: never share its pool.
             host = engine.sync_engine
-            made = AsyncEngine(Engine(host.pool.recreate(), host.dialect, host.url))
+            apart = Engine(host.pool.recreate(), host.dialect, host.url)
+            made = AsyncEngine(mapped_as(host, apart))
             _warn_of_small_pool(host, self._concurrency)
         else:
             made = create_async_engine(
@@ -106,6 +109,7 @@ class Factories:
                 max_overflow=self._concurrency,
             )
             avoid_prepared_statements(made.sync_engine)
+            made = AsyncEngine(mapped_as(engine, made.sync_engine))
         self._made_async = made
         return async_sessionmaker(made)
 

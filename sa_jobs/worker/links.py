@@ -24,8 +24,8 @@ def control_engine(engine: Any) -> Engine:
     """Return a synchronous psycopg engine to the host engine's database, apart from its pool.
 
     A psycopg engine keeps its creator, connect_args and pool events; for another driver the engine
-    is made from the URL. Through a pooler its connections prepare no statements. Raises WorkerError
-    where neither can be.
+    is made from the URL. Both keep the `schema_translate_map`. Through a pooler its connections
+    prepare no statements. Raises WorkerError where neither can be.
     """
     made = _apart_from_the_pool(engine)
     avoid_prepared_statements(made)
@@ -40,15 +40,22 @@ def _apart_from_the_pool(engine: Any) -> Engine:
             "can be enqueued in unit tests, but not run"
         )
     if host.dialect.driver == "psycopg" and not host.dialect.is_async:
-        return Engine(host.pool.recreate(), host.dialect, host.url, hide_parameters=True)
+        made = Engine(host.pool.recreate(), host.dialect, host.url, hide_parameters=True)
+        return mapped_as(host, made)
     url = host.url.set(drivername="postgresql+psycopg")
     try:
-        return create_engine(url, poolclass=NullPool, hide_parameters=True)
+        return mapped_as(host, create_engine(url, poolclass=NullPool, hide_parameters=True))
     except (ArgumentError, NoSuchModuleError, ImportError) as error:
         raise WorkerError(
             f"the worker needs a psycopg engine and cannot make one from {host.url!r} ({error}): "
             "pass Worker(control_engine=create_engine('postgresql+psycopg://...'))"
         ) from error
+
+
+def mapped_as(host: Engine, made: Engine) -> Engine:
+    """Return an engine that finds the tables where the host's `schema_translate_map` has them."""
+    given = host.get_execution_options().get("schema_translate_map")
+    return made.execution_options(schema_translate_map=given) if given else made
 
 
 class Link:
@@ -62,14 +69,15 @@ class Link:
     def __init__(self, engine: Engine, application_name: str, *, seconds: float) -> None:
         # A pool of its own: the host's may be as small as one connection.
         pool = engine.pool.recreate()
-        self._engine = Engine(pool, engine.dialect, engine.url, hide_parameters=True)
-        bound_attempts(self._engine)
+        made = Engine(pool, engine.dialect, engine.url, hide_parameters=True)
+        bound_attempts(made)
+        self._engine = mapped_as(engine, made)
         self._application_name = application_name[:63]
         self._connection: Connection | None = None
         self._opening: Opening | None = None
         # `put` may be called at any instant, even by a signal handler.
         self._opened: SimpleQueue[Opening | None] = SimpleQueue()
-        self.answers = Answers(self._engine, seconds)
+        self.answers = Answers(made, seconds)
 
     def connection(self) -> Connection:
         """Return the connection, opening it if there is none.

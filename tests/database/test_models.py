@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -145,7 +146,12 @@ def test_two_queues_can_stand_in_one_base(empty: Engine) -> None:
         attach(Base, schema="reports"),
         attach(Base, name="mail_jobs", schema="reports"),
     ]
-    assert len({tables.Job.__name__ for tables in attached}) == 4
+    assert [tables.Job.__name__ for tables in attached] == [
+        "SaJobsJob",
+        "SaJobsMailJobsJob",
+        "SaJobsInReportsJob",
+        "SaJobsMailJobsInReportsJob",
+    ]
     Base.metadata.create_all(empty)
     for tables in attached:
         works(empty, tables)
@@ -270,6 +276,91 @@ def test_a_host_may_have_a_class_called_job(empty: Engine) -> None:
     works(empty, tables)
 
 
+def test_our_classes_under_any_name_are_none_of_the_hosts(empty: Engine) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    tables = attach(Base, name="app")
+
+    class AppJob(Base):
+        __tablename__ = "app_jobs"
+        id: Mapped[int] = mapped_column(primary_key=True)
+        parts: Mapped[list[Any]] = relationship("AppFailure", back_populates="job")
+
+    class AppFailure(Base):
+        __tablename__ = "app_parts"
+        id: Mapped[int] = mapped_column(primary_key=True)
+        job_id: Mapped[int] = mapped_column(ForeignKey("app_jobs.id"))
+        job: Mapped[Any] = relationship("AppJob", back_populates="parts")
+
+    Base.metadata.create_all(empty)
+    with Session(empty) as session:
+        session.add(AppJob(parts=[AppFailure()]))
+        session.commit()
+    works(empty, tables)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("sa_jobs_x", "sa_jobs_X"), ("my_jobs", "my_JOBS"), ("mail", "mail_")]
+)
+def test_names_that_would_map_the_same_classes_are_refused(first: str, second: str) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    attach(Base, name=first)
+    before = set(Base.metadata.tables)
+    with pytest.raises(AttachError, match=rf"name='{second}' would map .*Job.*'{first}'"):
+        attach(Base, name=second)
+    assert set(Base.metadata.tables) == before
+    # A metadata alone has no classes that could be mixed up.
+    host = MetaData()
+    attach(host, name=first)
+    attach(host, name=second)
+
+
+def test_a_class_of_the_hosts_that_has_our_name_is_named() -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class SaJobsWorker(Base):
+        __tablename__ = "clerks"
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    with pytest.raises(AttachError, match=r"class SaJobsWorker, .* table 'clerks'"):
+        attach(Base)
+
+
+class Places(str, Enum):
+    SCHEMA = "queue"
+    NAME = "q"
+
+
+def test_names_of_an_enum_are_taken_for_their_text() -> None:
+    tables = attach(MetaData(), name=Places.NAME, schema=Places.SCHEMA)
+    assert (type(tables.name), type(tables.schema)) == (str, str)
+    assert tables.jobs.key == "queue.q"
+
+
+@pytest.mark.parametrize("schema", [None, "queue"])
+def test_tables_copied_to_another_metadata_are_whole(schema: str | None, empty: Engine) -> None:
+    host = MetaData()
+    tables = attach(host, schema=schema)
+    merged = MetaData()
+    for table in host.tables.values():
+        table.to_metadata(merged)
+    merged.create_all(empty)
+    works(empty, tables)
+    made = names_in(empty)
+    merged.drop_all(empty)
+    assert names_in(empty) == set()
+
+    other = MetaData()
+    for table in host.tables.values():
+        table.to_metadata(other, schema="other")
+    other.create_all(empty)
+    assert names_in(empty) == {name.replace(f"{schema or 'public'}.", "other.") for name in made}
+
+
 def test_a_search_path_decides_where_unqualified_tables_are(empty_database: str) -> None:
     engine = create_engine(
         empty_database,
@@ -300,6 +391,7 @@ def test_a_search_path_decides_where_unqualified_tables_are(empty_database: str)
         "é",
         "x" * 43,
         5,
+        None,
         "a\n",
         "a%s",
         "a:b",
@@ -312,7 +404,9 @@ def test_a_name_that_is_no_plain_identifier_or_too_long_is_refused(name: Any) ->
     assert not host.tables
 
 
-@pytest.mark.parametrize("schema", ["", "a-b", 'a"b', "x.y", "x" * 64, 5, "a\n"])
+@pytest.mark.parametrize(
+    "schema", ["", "a-b", 'a"b', "x.y", "x" * 64, 5, "a\n", "pg_x", "information_schema"]
+)
 def test_a_schema_that_is_no_plain_identifier_is_refused(schema: Any) -> None:
     host = MetaData()
     with pytest.raises(AttachError, match="schema="):

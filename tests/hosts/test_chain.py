@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from sqlalchemy.engine import make_url
 
-from sa_jobs.migrations._ddl import LOCK_KEY
+from sa_jobs.migrations._lock import LOCK_KEY
 from tests.hosts.application import FLASK, PLAIN, FlaskLayout, Host, Layout
 from tests.hosts.conftest import MakeHost
 from tests.hosts.environments import NEXT_STEP, THIS_STEP, Environments, steps

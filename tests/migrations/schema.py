@@ -309,6 +309,6 @@ class Host:
         config = Config(stdout=io.StringIO(), output_buffer=io.StringIO())
         config.set_main_option("script_location", str(self.directory))
         config.set_main_option("path_separator", "os")
-        config.set_main_option("sqlalchemy.url", self.url)
+        config.set_main_option("sqlalchemy.url", self.url.replace("%", "%%"))
         config.attributes["metadata"] = self.metadata
         return config

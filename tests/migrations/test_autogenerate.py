@@ -6,9 +6,10 @@ import io
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import alembic
 import pytest
@@ -174,6 +175,23 @@ def test_tables_that_are_newer_than_the_package_stop_autogenerate(
     host.target(attached())
     with pytest.raises(CommandError, match=r"sa_jobs_9999, .*pip install --upgrade sa-jobs"):
         host.autogenerate()
+
+
+def test_a_revision_that_finds_the_tables_there_says_what_its_way_back_does(
+    make_host: MakeHost, empty_database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    create_all(empty_database)
+    host = make_host()
+    host.add_steps()
+    host.upgrade()
+    (record,) = (record for record in caplog.records if "sa_jobs" in record.name)
+    assert record.getMessage() == (
+        "The tables of public.sa_jobs were there already, and this revision adopts them: its "
+        "downgrade() will drop them with all jobs"
+    )
+    host.add_steps(HEAD, HEAD)
+    host.upgrade()
+    assert len([record for record in caplog.records if "sa_jobs" in record.name]) == 1
 
 
 def test_a_create_all_database_is_clean_and_so_is_one_of_apply(
@@ -438,6 +456,76 @@ def fill(url: str, rows: int = 10_001) -> None:
     )
 
 
+def test_our_tables_in_another_schema_are_not_dropped(
+    own_tables: None, make_host: MakeHost, empty_database: str
+) -> None:
+    """Of another application, or where the search path found them before."""
+    create_all(empty_database)
+    create_all(empty_database, Place("queue"))
+    execute(empty_database, "CREATE SCHEMA app", "CREATE TABLE app.sa_jobs_workers (id int)")
+    execute(empty_database, "CREATE TABLE app.own (id int)")
+    host = make_host()
+    metadata = attached()
+    # This one is the host's: an index of its that is gone must be seen.
+    Table("sa_jobs_workers", metadata, Column("id", Integer), schema="app")
+    execute(empty_database, "CREATE INDEX sa_jobs_workers_own ON app.sa_jobs_workers (id)")
+    host.target(metadata, "include_schemas=True")
+    upgrade = body(host.autogenerate(), "upgrade")
+    assert {line for line in upgrade if "drop_" in line} == {
+        "op.drop_index(op.f('sa_jobs_workers_own'), table_name='sa_jobs_workers', schema='app')",
+        "op.drop_table('own', schema='app')",
+    }
+
+
+@pytest.mark.parametrize("helper", ["include_name", "include_object"])
+@pytest.mark.parametrize("schema", [None, "public", "queue"])
+def test_the_filters_know_the_tables_in_whatever_schema(
+    schema: str | None, helper: str, make_host: MakeHost, empty_database: str
+) -> None:
+    create_all(empty_database)
+    create_all(empty_database, Place("queue"))
+    host = make_host()
+    given = f"sa_jobs.attach(MetaData(), schema={schema!r}, register=False)"
+    host.target(MetaData(), f"include_schemas=True, {helper}=sa_jobs.alembic.{helper}({given})")
+    host.edit_env(
+        ("from alembic import context", "import sa_jobs.alembic\nfrom alembic import context"),
+        ("import sa_jobs.alembic\n", "import sa_jobs.alembic\nfrom sqlalchemy import MetaData\n"),
+    )
+    host.check()
+
+
+@pytest.mark.parametrize("schema", [None, "queue"])
+def test_metadata_that_env_py_merges_is_known(
+    schema: str | None, make_host: MakeHost, empty_database: str
+) -> None:
+    metadata = attached(Place(schema))
+    merged = MetaData()
+    for table in metadata.tables.values():
+        table.to_metadata(merged)
+    assert "sa_jobs" not in merged.info
+    host = make_host()
+    host.target(merged)
+    source = host.autogenerate()
+    assert f"schema={schema!r}, name='sa_jobs')" in body(source, "upgrade")[0]
+    assert "create_table('sa_jobs" not in source
+    host.upgrade()
+    host.check()
+    assert marker(empty_database, Place(schema)) == [HEAD]
+
+
+def test_tables_that_were_reflected_are_the_hosts_own(
+    make_host: MakeHost, empty_engine: Engine, empty_database: str
+) -> None:
+    create_all(empty_database)
+    reflected = MetaData()
+    reflected.reflect(empty_engine)
+    host = make_host()
+    host.target(reflected)
+    host.check()
+    execute(empty_database, "CREATE INDEX own_idx ON sa_jobs (queue)")
+    assert "drop_index(op.f('own_idx')" in host.autogenerate()
+
+
 # Imported after ours, as in most hosts.
 WITH_ALEMBIC_UTILS = """\
 from sqlalchemy import MetaData
@@ -446,13 +534,27 @@ target_metadata = MetaData()
 sa_jobs.attach(target_metadata)
 from alembic_utils.pg_function import PGFunction
 from alembic_utils.pg_trigger import PGTrigger
+from alembic_utils.pg_grant_table import PGGrantTable
 from alembic_utils.replaceable_entity import register_entities
 own = PGFunction('public', 'own()', 'RETURNS int LANGUAGE sql AS $$ SELECT 1 $$')
-register_entities([own], entity_types=[PGFunction, PGTrigger])
+register_entities([own], entity_types=[PGFunction, PGTrigger, PGGrantTable])
 """
 
 
-def test_alembic_utils_does_not_drop_the_trigger_nor_the_function(make_host: MakeHost) -> None:
+@pytest.fixture
+def reader(empty_database: str) -> Iterator[str]:
+    """A role to which rights may be given."""
+    name = f"reader_{uuid4().hex}"
+    execute(empty_database, f"CREATE ROLE {name}")
+    try:
+        yield name
+    finally:
+        execute(empty_database, f"DROP OWNED BY {name}", f"DROP ROLE {name}")
+
+
+def test_alembic_utils_drops_neither_trigger_nor_function_nor_rights(
+    make_host: MakeHost, empty_database: str, reader: str
+) -> None:
     """In a process of its own, since alembic-utils changes autogenerate for all of it."""
     pytest.importorskip("alembic_utils")
     host = make_host()
@@ -461,7 +563,17 @@ def test_alembic_utils_does_not_drop_the_trigger_nor_the_function(make_host: Mak
     source = next(host.directory.glob("versions/*.py")).read_text()
     assert "create_entity" in source
     host.run("upgrade", "head")
-    assert "No new upgrade operations" in host.run("check")
+    execute(
+        empty_database,
+        f"GRANT SELECT, DELETE ON sa_jobs, sa_jobs_workers TO {reader}",
+        f"GRANT DELETE ON alembic_version TO {reader}",
+    )
+    host.run("revision", "--autogenerate", "-m", "granted")
+    source = next(host.directory.glob("versions/*granted.py")).read_text()
+    # The one that is the host's, in the functions of both ways.
+    assert source.count("_entity(") == 2
+    assert "alembic_version" in source
+    assert "sa_jobs" not in source
 
 
 def test_a_sqlite_host_is_untouched(make_host: MakeHost, tmp_path: Any) -> None:
@@ -474,6 +586,50 @@ def test_a_sqlite_host_is_untouched(make_host: MakeHost, tmp_path: Any) -> None:
     host.upgrade()
     host.check()
     assert "sa_jobs" not in source
+
+
+def test_sqlite_leaves_our_tables_out_and_says_so_once(
+    make_host: MakeHost, tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = make_host(f"sqlite:///{tmp_path / 'host.db'}")
+    metadata = attached(CUSTOM, schema=None)
+    host.target(metadata)
+    source = host.autogenerate()
+    assert "create_table('own'" in source
+    assert "'q" not in source
+    assert "sa_jobs" not in source
+    (record,) = (record for record in caplog.records if "sa_jobs" in record.name)
+    assert record.levelname == "WARNING"
+    assert "queue.q are left out" in record.getMessage()
+    assert "database is sqlite: generate the revision that makes them on PostgreSQL" in (
+        record.getMessage()
+    )
+    host.upgrade()
+    host.check()
+
+
+def test_a_revision_for_both_has_a_guard(
+    make_host: MakeHost, tmp_path: Any, empty_database: str
+) -> None:
+    url = f"sqlite:///{tmp_path / 'host.db'}"
+    host = make_host(url)
+    host.add_steps()
+    with pytest.raises(CommandError, match="not on sqlite: in a revision") as caught:
+        host.upgrade()
+    assert "\n" not in str(caught.value)
+    guard = re.search(r"put `(if .*:)` before", str(caught.value))
+    assert guard is not None
+
+    (file,) = host.directory.glob("versions/*.py")
+    lines = file.read_text().replace(
+        "    sa_jobs.migrations.", f"    {guard[1]}\n        sa_jobs.migrations."
+    )
+    file.write_text(lines)
+    host.upgrade()
+    host.downgrade()
+    host.url = empty_database
+    host.upgrade()
+    assert marker(empty_database) == [HEAD]
 
 
 # --- Several databases ----------------------------------------------------------------------------
@@ -536,6 +692,23 @@ def test_a_program_may_run_the_operations_itself(empty_engine: Engine, empty_dat
     with empty_engine.begin() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
     assert marker(empty_database) == [HEAD]
+
+
+def test_operations_of_a_programs_own_are_used(empty_engine: Engine, empty_database: str) -> None:
+    """Without Operations.context(), which makes alembic.op stand for them."""
+    metadata = MetaData()
+    attach(metadata)
+    with empty_engine.begin() as connection:
+        context = MigrationContext.configure(connection)
+        script = produce_migrations(context, metadata)
+        assert script.upgrade_ops is not None
+        assert script.downgrade_ops is not None
+        for op in script.upgrade_ops.ops:
+            Operations(context).invoke(op)
+        assert migrations.current(connection) == HEAD
+        for op in script.downgrade_ops.ops:
+            Operations(context).invoke(op)
+    assert objects(empty_database) == set()
 
 
 def test_attach_registers_whatever_was_imported_first() -> None:

@@ -11,7 +11,7 @@ from threading import Barrier
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, NullPool, create_engine, event, text
+from sqlalchemy import Connection, Engine, NullPool, create_engine, event, text
 
 from sa_jobs import migrations
 from sa_jobs.errors import MigrationError, NeedsOwnTransactionError
@@ -29,6 +29,7 @@ from tests.migrations.schema import (
     run_psql,
     run_script,
 )
+from tests.support.waiting import wait_until
 
 MakeHost = Callable[..., Host]
 
@@ -275,6 +276,23 @@ def test_indexes_may_be_built_before_the_steps(
     assert migrations.build_indexes(empty_engine) == ()
 
 
+def test_what_was_prepared_goes_with_the_way_back(
+    empty_engine: Engine, empty_database: str
+) -> None:
+    dumps = {}
+    for step in STEPS:
+        migrations.apply(empty_engine, step)
+        dumps[step] = pg_dump(empty_database)
+    for start, to in [(FIRST, FIRST), (STEPS[1], FIRST), (STEPS[1], STEPS[1])]:
+        migrations.revert(empty_engine, FIRST)
+        migrations.build_indexes(empty_engine)
+        migrations.apply(empty_engine, start)
+        assert pg_dump(empty_database) != dumps[start]
+        migrations.revert(empty_engine, to)
+        assert pg_dump(empty_database) == dumps[to]
+        assert marker(empty_database) == [to]
+
+
 def test_a_callers_transaction_is_not_left(empty_engine: Engine, empty_database: str) -> None:
     migrations.apply(empty_engine, FIRST)
     fill(empty_database)
@@ -362,6 +380,57 @@ def test_a_lock_that_is_never_free_is_named(empty_engine: Engine, empty_database
         holder.rollback()
         migrations.apply(connection)
         assert connection.scalar(text("SHOW lock_timeout")) == "7s"
+
+
+def test_the_way_back_waits_for_locks_as_the_way_up_does(
+    empty_engine: Engine, empty_database: str
+) -> None:
+    create_all(empty_database)
+    before = pg_dump(empty_database)
+    for table, step in [
+        ("sa_jobs_archive", STEPS[1]),
+        ("sa_jobs_queues", FIRST),
+        ("sa_jobs_workers", None),
+    ]:
+        with empty_engine.connect() as holder:
+            pid = holder.scalar(text("SELECT pg_backend_pid()"))
+            holder.exec_driver_sql(f"LOCK TABLE {table} IN ACCESS SHARE MODE")
+            with pytest.raises(MigrationError, match=rf"at each of 2 attempts .*\b{pid}\b"):
+                migrations.revert(empty_engine, step, lock_timeout="10ms", lock_attempts=2)
+        assert pg_dump(empty_database) == before
+
+    with ThreadPoolExecutor(1) as pool, empty_engine.connect() as holder:
+        holder.exec_driver_sql("LOCK TABLE sa_jobs_workers IN ACCESS SHARE MODE")
+        migrating = pool.submit(migrations.revert, empty_engine, None)
+        wait_until_tried(holder)
+        holder.rollback()
+        assert len(migrating.result(30)) == len(STEPS)
+
+
+def wait_until_tried(holder: Connection) -> None:
+    """Wait until another session has asked for a lock on a table."""
+    query = text(
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'relation' AND NOT granted"
+        " AND mode = 'AccessExclusiveLock'"
+    )
+    wait_until(lambda: bool(holder.scalar(query)), "another session waits for a table")
+
+
+def test_a_script_puts_the_hosts_lock_timeout_back(
+    empty_engine: Engine, empty_database: str
+) -> None:
+    migrations.apply(empty_engine, FIRST)
+    up = migrations.script(from_=FIRST).replace("BEGIN;", "BEGIN; SET LOCAL lock_timeout = '7s';")
+    down = migrations.script("base", from_=HEAD).replace(
+        "BEGIN;", "BEGIN; SET LOCAL lock_timeout = '7s';"
+    )
+    look = "CREATE TABLE seen AS SELECT current_setting('lock_timeout') AS value;\nCOMMIT;"
+    for script in (up, down):
+        assert "lock_timeout = '100ms'" in script
+        run_psql(empty_database, script.replace("COMMIT;", look))
+        with empty_engine.begin() as connection:
+            assert connection.scalar(text("SELECT value FROM seen")) == "7s"
+            connection.exec_driver_sql("DROP TABLE seen")
 
 
 def test_limits_of_the_role_do_not_cut_a_build_off_and_come_back(

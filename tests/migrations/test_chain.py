@@ -503,7 +503,7 @@ def test_sqlite_is_told_what_to_do_instead() -> None:
         migrations.apply(connection)
 
 
-# --- Where the tables are -------------------------------------------------------------------------
+# --- Looking --------------------------------------------------------------------------------------
 
 
 def test_current_and_check_without_tables(empty_engine: Engine) -> None:
@@ -515,9 +515,9 @@ def test_current_and_check_without_tables(empty_engine: Engine) -> None:
             HEAD,
             usable=False,
             command="There are no tables of sa_jobs here: run `sa-jobs db upgrade`; where your own "
-            "Alembic chain makes the tables, run `alembic revision --autogenerate`, unless it has "
-            "the revision already, and `alembic upgrade head` (Flask-Migrate: `flask db migrate` "
-            "and `flask db upgrade`).",
+            "Alembic chain makes the tables, run `alembic upgrade head` (Flask-Migrate: `flask db "
+            "upgrade`), after `alembic revision --autogenerate` (`flask db migrate`) if the chain "
+            "has no revision for it.",
         )
         status = migrations.check(connection, schema="queue", name="q")
         assert status.command is not None
@@ -553,47 +553,6 @@ def test_check_of_older_and_newer_tables(
         assert newer.command is not None
         assert "for sa-jobs 9.0 or newer" in newer.command
         assert "run `pip install --upgrade sa-jobs`" in newer.command
-
-
-def test_the_search_path_decides_where_no_schema_is_given(
-    second_step: Step, empty_engine: Engine, empty_database: str
-) -> None:
-    create_all(empty_database)
-    with empty_engine.begin() as connection:
-        migrations.apply(connection, schema="queue")
-        for path, found in [
-            ("public", HEAD),
-            ("queue, public", second_step.revision),
-            ("public, queue", HEAD),
-            ("absent, queue", second_step.revision),
-            ("pg_catalog", None),
-            ("''", None),
-        ]:
-            connection.exec_driver_sql(f"SET LOCAL search_path TO {path}")
-            assert migrations.current(connection) == found
-            assert migrations.current(connection, schema="public") == HEAD
-            assert migrations.current(connection, schema="queue") == second_step.revision
-
-
-def test_a_decoy_earlier_on_the_search_path_is_not_touched(
-    second_step: Step, empty_engine: Engine, empty_database: str
-) -> None:
-    create_all(empty_database)
-    execute(
-        empty_database,
-        "CREATE SCHEMA decoy",
-        "CREATE TABLE decoy.sa_jobs (id bigint)",
-        "CREATE TABLE decoy.sa_jobs_failures (id bigint)",
-    )
-    with empty_engine.begin() as connection:
-        connection.exec_driver_sql("SET LOCAL search_path TO decoy, public")
-        assert migrations.apply(connection) == (second_step,)
-        assert migrations.revert(connection, "base")
-
-    assert {name for name in objects(empty_database) if "relation" in name} == {
-        "relation r decoy.sa_jobs",
-        "relation r decoy.sa_jobs_failures",
-    }
 
 
 @pytest.mark.parametrize("step", [step.revision for step in migrations.revisions()])

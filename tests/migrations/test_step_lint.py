@@ -153,10 +153,10 @@ def test_versions_are_compared_by_their_numbers(version: str, oldest: str, expec
 
 @each_file
 def test_strong_locks_on_tables_in_use_are_taken_by_alter(file: Path) -> None:
-    """In steps after the first, run() is for what is new."""
-    if file.stem == "sa_jobs_0001":
-        return
+    """In steps after the first, run() is for what is new; what goes is dropped by alter()."""
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "target.run":
             sql = ast.unparse(node.args[0])
-            assert not re.search(r"ALTER TABLE|CREATE (UNIQUE )?INDEX|DROP", sql)
+            assert not re.search(r"DROP (TABLE|INDEX)", sql)
+            if file.stem != "sa_jobs_0001":
+                assert not re.search(r"ALTER TABLE|CREATE (UNIQUE )?INDEX", sql)

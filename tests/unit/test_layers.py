@@ -16,7 +16,7 @@ PACKAGE = Path(sa_jobs.__file__).parent
 # A file imports from its own layer or those before it; the package's name stands for all in it.
 LAYERS = (
     ("errors", "limits", "jsontext", "backoff", "error_text", "urls"),
-    ("ddl", "models"),
+    ("ddl", "models", "names"),
     (
         "expressions",
         "poolers",

@@ -18,7 +18,8 @@ from sqlalchemy.sql import visitors
 from sqlalchemy.sql.selectable import AliasedReturnsRows
 
 from sa_jobs import AttachError, attach, lookup, presence, statements, stats
-from sa_jobs.models import ALIASES, DEFAULT_TABLES, STATES, Tables
+from sa_jobs.models import DEFAULT_TABLES, STATES, Tables
+from sa_jobs.names import ALIASES
 
 DIALECT: Any = PGDialect_psycopg()  # type: ignore[no-untyped-call]
 SQL = Path(__file__).parent / "sql"

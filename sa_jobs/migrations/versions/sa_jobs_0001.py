@@ -34,9 +34,8 @@ def upgrade(target: Target) -> None:
 
 @undoes(STEP)
 def downgrade(target: Target) -> None:
-    """Drop the tables and the function; without CASCADE, so that nothing of the host's goes."""
-    for suffix in ("_failures", "", "_workers", "_sleepers", "_step"):
-        target.run(f"DROP TABLE {target.table(suffix)}")
+    """Drop the tables and the function."""
+    target.drop_tables("_failures", "", "_workers", "_sleepers", "_step")
     target.run(f"DROP FUNCTION {target.table('_notify')}()")
 
 

@@ -75,9 +75,13 @@ CREATE TABLE {target.table("_schedules")} (
 )""")
 
 
+def discard(target: Target) -> None:
+    """Drop the column, with its index."""
+    target.alter(f"ALTER TABLE {target.table()} DROP COLUMN IF EXISTS schedule")
+
+
 @undoes(STEP)
 def downgrade(target: Target) -> None:
-    """Drop the two tables and the column, with its index."""
-    target.alter(f"DROP TABLE {target.table('_schedules')}", on="_schedules")
-    target.alter(f"DROP TABLE {target.table('_queues')}", on="_queues")
-    target.alter(f"ALTER TABLE {target.table()} DROP COLUMN schedule")
+    """Drop the two tables, and what is prepared."""
+    target.drop_tables("_schedules", "_queues")
+    discard(target)

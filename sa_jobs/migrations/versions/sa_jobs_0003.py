@@ -62,9 +62,14 @@ CREATE TABLE {target.table("_archive")} (
 )""")
 
 
+def discard(target: Target) -> None:
+    """Drop the indexes."""
+    target.drop_index("_failures_failed_at_idx", on="_failures")
+    target.drop_index("_finished_idx")
+
+
 @undoes(STEP)
 def downgrade(target: Target) -> None:
     """Drop the archive, with the jobs in it, and the indexes."""
-    target.alter(f"DROP TABLE {target.table('_archive')}", on="_archive")
-    target.alter(f"DROP INDEX {target.table('_failures_failed_at_idx')}", on="_failures")
-    target.alter(f"DROP INDEX {target.table('_finished_idx')}")
+    target.drop_tables("_archive")
+    discard(target)

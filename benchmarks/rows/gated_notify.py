@@ -37,7 +37,7 @@ class Options:
 
 QUICK = Options(seconds=1, rounds=1)
 
-_HALVES = ("after a sleep", "going on")
+_HALVES = ("at first", "going on")
 
 
 def measure(server: Server, options: Options) -> Result:

@@ -27,9 +27,9 @@ LONGEST_PERIOD_SECONDS = 1.0
 class Answers:
     """Knows since when the one connection of an engine waits for the server; for any thread.
 
-    After `seconds` without an answer the server is asked to give up the statement: one that waits
-    for a lock would else stay there, and each new try with it. A quarter later the socket is shut
-    down, which ends the wait on our side.
+    After `seconds` without an answer the server is asked to give up the statement, where that can
+    be done: one that waits for a lock would else stay there, and each new try with it. A quarter
+    later the socket is shut down, which ends the wait on our side.
     """
 
     def __init__(self, engine: Engine, seconds: float) -> None:
@@ -114,10 +114,23 @@ class Answers:
         self.settle()
 
     def _cancel(self) -> None:
+        if not can_cancel():
+            return
         # The request takes a connection of its own, which may hang just as well.
         threading.Thread(
             target=_cancel, args=(self._driver, self.seconds), name="sa-jobs-cancel", daemon=True
         ).start()
+
+
+def can_cancel() -> bool:
+    """Return whether a statement can be cancelled without stopping all threads meanwhile.
+
+    Before libpq 17 the request blocks, under psycopg's binary packages with the interpreter's lock,
+    for as long as the network likes.
+    """
+    from psycopg import capabilities
+
+    return capabilities.has_cancel_safe()
 
 
 def _cancel(driver: Any, seconds: float) -> None:

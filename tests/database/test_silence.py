@@ -13,7 +13,7 @@ from sqlalchemy import Engine, NullPool, create_engine, text
 from sqlalchemy.orm import Session
 
 from sa_jobs import JobContext, Jobs, Worker
-from sa_jobs.worker.answers import CUT_FACTOR, LONGEST_PERIOD_SECONDS
+from sa_jobs.worker.answers import CUT_FACTOR, LONGEST_PERIOD_SECONDS, can_cancel
 from sa_jobs.worker.worker import DEFAULT_ANSWER_SECONDS, DEFAULT_LEASE_SECONDS, PROBE_FACTOR
 from tests.support.looking import failures, job, status, wait_until_done
 from tests.support.proxy import Proxy
@@ -222,7 +222,8 @@ def test_a_statement_behind_a_lock_leaves_no_session_behind_when_it_is_given_up(
         wait_until_done(engine, add(engine, jobs, "noop"))
         assert worker.error is None
 
-    assert most == 1
+    if can_cancel():
+        assert most == 1
     lines = [line for line in caplog.messages if line.startswith("claim: ")]
     assert [line.partition(";")[0] for line in lines[:1]] == [
         "claim: no answer from the server within 0.5 s"

@@ -4,7 +4,7 @@
 `threads` and `coroutines` run handlers by way of `execution`, `heartbeat` keeps the leases and
 `watch` sees to those that it cannot keep, `wakeup` listens, `sweep` reclaims, `writer` stores
 outcomes, `pace` says when to look for jobs, `links` holds the connections, `faults` tells errors
-apart. `signals` stops a worker by signals, `interruptions` keeps those of a host from cutting it off.
+apart, `signals` stops a worker by signals, `interruptions` keeps a host's from cutting it short.
 """
 
 from sa_jobs.worker.loop import EXIT_FAILURE, EXIT_HANDED_BACK, EXIT_OK

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
@@ -21,6 +22,10 @@ logger = logging.getLogger("sa_jobs.worker")
 
 # How soon a row that somebody has locked is tried again.
 LOCKED_SECONDS = 0.2
+
+
+# Of results, in one statement: more would take several times its memory on both sides.
+LARGEST_WRITE_CHARACTERS = 1_000_000
 
 
 @dataclass
@@ -67,7 +72,9 @@ class Writer:
         next try.
         """
         batch = self.pending
-        landed = self._settle(connection, batch)
+        landed: set[Running] = set()
+        for portion in _portions(batch):
+            landed |= self._settle(connection, portion)
         missing = [entry.job for entry, _ in batch if entry not in landed]
         now = claims.standing(connection, missing, worker=self.worker, tables=self.tables)
         flushed = Flushed([], [], [])
@@ -122,3 +129,20 @@ class Writer:
             return set()  # Even this was refused: the lease runs out, and the sweep takes over.
         failure = Failed(reason, delay=0.0, final=entry.job.final_attempt)
         return self._settle(connection, [(entry, failure)])
+
+
+def _portions(
+    batch: list[tuple[Running, Outcome]],
+) -> Iterator[list[tuple[Running, Outcome]]]:
+    """Yield the batch in parts that are written by one statement each."""
+    portion: list[tuple[Running, Outcome]] = []
+    size = 0
+    for entry, outcome in batch:
+        length = len(outcome.result or "") if isinstance(outcome, Finished) else 0
+        if portion and size + length > LARGEST_WRITE_CHARACTERS:
+            yield portion
+            portion, size = [], 0
+        portion.append((entry, outcome))
+        size += length
+    if portion:
+        yield portion

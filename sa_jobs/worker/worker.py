@@ -9,7 +9,7 @@ import secrets
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Engine
 
@@ -40,6 +40,8 @@ from sa_jobs.worker.wakeup import Wakeup
 from sa_jobs.worker.watch import LeaseWatch
 
 logger = logging.getLogger("sa_jobs.worker")
+
+T = TypeVar("T")
 
 DEFAULT_CONCURRENCY = 8
 DEFAULT_LEASE_SECONDS = 30.0
@@ -161,27 +163,48 @@ class Worker:
 
     def _schema_is_usable(self, link: Link) -> bool:
         """Wait for the database and check its tables; return False if stopped meanwhile."""
+
+        def check() -> migrations.SchemaStatus:
+            try:
+                return migrations.check(
+                    link.connection(), schema=self._tables.schema, name=self._tables.name
+                )
+            except Exception:
+                link.drop()
+                raise
+
+        status = self._reach(check)
+        if status is not None and not status.usable:
+            raise SchemaVersionError(status.command)
+        return status is not None
+
+    def _sessions_are_usable(self, coroutines: Coroutines) -> bool:
+        """Wait for the database and check handlers' sessions; return False if stopped meanwhile."""
+
+        def check() -> bool:
+            self._factories.check(self._tables, coroutines)
+            return True
+
+        return self._reach(check) is not None
+
+    def _reach(self, check: Callable[[], T]) -> T | None:
+        """Return what a look at the database gives, as soon as it answers; None if stopped."""
         recovery = Recovery("start")
         wait = 0.0
         while not any(isinstance(message, Stop) for message in self._mailbox.take(wait)):
             try:
-                status = migrations.check(
-                    link.connection(), schema=self._tables.schema, name=self._tables.name
-                )
+                found = check()
             except Exception as error:
                 fatal = hopeless(error)
                 if fatal is not None:
                     raise fatal from error
                 if not is_transient(error):
                     raise
-                link.drop()
                 wait = recovery.failed(error)
             else:
                 recovery.succeeded()
-                if not status.usable:
-                    raise SchemaVersionError(status.command)
-                return True
-        return False
+                return found
+        return None
 
     def _work(self, link: Link, *, until_empty: bool) -> int:
         listen = self.listen and not until_empty
@@ -210,7 +233,8 @@ class Worker:
             until_empty=until_empty,
         )
         try:
-            self._factories.check(self._tables, coroutines)
+            if not self._sessions_are_usable(coroutines):
+                return EXIT_OK
             return self._serve(loop, link, listen=listen)
         finally:
             threads.close()

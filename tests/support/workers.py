@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -17,10 +18,19 @@ APP = "tests.acceptance.app:jobs"
 
 
 class WorkerProcess:
-    """`sa-jobs-worker` with short periods, as a process that is killed at the end of the block."""
+    """`sa-jobs-worker` with short periods, as a process that is killed at the end of the block.
+
+    `options` are added to the command, where the last one of a name counts; `variables` to its
+    environment.
+    """
 
     def __init__(
-        self, database_url: str, *options: str, app: str = APP, lease: float = 3.0
+        self,
+        database_url: str,
+        *options: str,
+        app: str = APP,
+        lease: float = 3.0,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the worker
         command = [
@@ -42,7 +52,7 @@ class WorkerProcess:
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env={**os.environ, "SA_JOBS_DATABASE_URL": database_url},
+            env={**os.environ, **(variables or {}), "SA_JOBS_DATABASE_URL": database_url},
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -77,9 +87,14 @@ class WorkerProcess:
         """Everything that the worker has written so far."""
         return os.pread(self._log.fileno(), 10_000_000, 0).decode()
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether the worker has said that it serves its queues."""
+        return "serves queues" in self.log
+
     def wait_until_ready(self) -> None:
         """Wait until the worker says that it serves its queues."""
-        wait_until(lambda: "serves queues" in self.log, f"worker {self.pid} starts: {self.log}")
+        wait_until(lambda: self.is_ready, f"worker {self.pid} starts: {self.log}")
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal."""

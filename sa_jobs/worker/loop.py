@@ -13,6 +13,7 @@ import time
 from sqlalchemy import Connection
 
 from sa_jobs import claims, presence
+from sa_jobs.context import ClaimedJob
 from sa_jobs.errors import SaJobsError, WorkerError
 from sa_jobs.handlers import Jobs
 from sa_jobs.outcome import Finished, Released, failed
@@ -178,6 +179,7 @@ class ControlLoop:
             # It may have been committed all the same, or be so yet.
             self._in_doubt_until = time.monotonic() + self._lease
             raise
+        self._lose_earlier(found)
         for job in found:
             running = Running(job, self._jobs[job.handler], deadline)
             self._running[running.serial] = running
@@ -195,6 +197,14 @@ class ControlLoop:
                 },
             )
         return False
+
+    def _lose_earlier(self, found: list[ClaimedJob]) -> None:
+        """Forget earlier claims of jobs that lapsed, and have come back to this very worker."""
+        ids = {job.id for job in found}
+        for running in self.claims():
+            if running.job.id in ids:
+                self._writer.discard(running)
+                self._lost(running)
 
     def _disown(self, connection: Connection) -> None:
         """Give back what a claim took whose answer was lost: nobody runs it."""

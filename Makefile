@@ -5,6 +5,7 @@ PYTHON_OLDEST ?= $(PYTHON)
 VENV := .venv
 OLDEST := .venv-oldest
 PYTEST_ARGS ?=
+CHAOS_ARGS ?=
 HOSTS := tests/hosts -m hosts -n 2 --timeout 600
 
 # The oldest libraries are tested on the system's PostgreSQL where one new enough is installed.
@@ -50,6 +51,10 @@ hosts-matrix: $(VENV)/.installed-tests ## Two hosts with every pair of SQLAlchem
 .PHONY: hosts-load
 hosts-load: $(VENV)/.installed-tests ## Measure what inserts notice of an upgrade (a million jobs)
 	@$(VENV)/bin/python -m benchmarks.migration_load
+
+.PHONY: chaos
+chaos: $(VENV)/.installed-tests ## Ten minutes of faults at random, and a verdict (CHAOS_ARGS=...)
+	@$(VENV)/bin/python -m benchmarks.chaos $(CHAOS_ARGS)
 
 .PHONY: coverage
 coverage: $(VENV)/.installed-tests ## Run the tests and show which lines they miss

@@ -6,6 +6,7 @@ VENV := .venv
 OLDEST := .venv-oldest
 PYTEST_ARGS ?=
 BENCHMARK_ARGS ?=
+CHAOS_ARGS ?=
 HOSTS := tests/hosts -m hosts -n 2 --timeout 600
 
 # The oldest libraries are tested on the system's PostgreSQL where one new enough is installed.
@@ -55,6 +56,10 @@ hosts-load: $(VENV)/.installed-tests ## Measure what inserts notice of an upgrad
 .PHONY: benchmarks
 benchmarks: $(VENV)/.installed-benchmarks ## Measure everything into docs/performance.md (BENCHMARK_ARGS=...)
 	@$(VENV)/bin/python -m benchmarks report $(BENCHMARK_ARGS)
+
+.PHONY: chaos
+chaos: $(VENV)/.installed-tests ## Ten minutes of faults at random, and a verdict (CHAOS_ARGS=...)
+	@$(VENV)/bin/python -m benchmarks.chaos $(CHAOS_ARGS)
 
 .PHONY: coverage
 coverage: $(VENV)/.installed-tests ## Run the tests and show which lines they miss

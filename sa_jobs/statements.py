@@ -732,6 +732,8 @@ def _update_own(tables: Tables, given: TableValuedAlias, *, wait: bool) -> Updat
     return update(jobs).where(
         jobs.c.id == any_(func.array(select(mine.c.id).scalar_subquery())),
         jobs.c.id == given.c.ids,
+        # A worker that lost a job and claimed it again may give both claims.
+        jobs.c.claim_no == given.c.claim_nos,
     )
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from sqlalchemy import Connection
 
 from sa_jobs import claims, presence
+from sa_jobs.context import ClaimedJob
 from sa_jobs.errors import SaJobsError, WorkerError
 from sa_jobs.handlers import Jobs
 from sa_jobs.outcome import Finished, Released, failed
@@ -210,6 +211,7 @@ class ControlLoop:
             # Before a handler starts, which may be the end of the process.
             self._say_ready()
             self._allowance.spend(len(found))
+            self._lose_earlier(found)
             for job in found:
                 running = Running(job, self._jobs[job.handler], deadline)
                 self._running[running.serial] = running
@@ -239,6 +241,14 @@ class ControlLoop:
                 on_ready()
             except Exception:
                 logger.exception("on_ready failed")
+
+    def _lose_earlier(self, found: list[ClaimedJob]) -> None:
+        """Forget earlier claims of jobs that lapsed, and have come back to this very worker."""
+        ids = {job.id for job in found}
+        for running in self.claims():
+            if running.job.id in ids:
+                self._writer.discard(running)
+                self._lost(running)
 
     def _disown(self, connection: Connection) -> None:
         """Give back what a claim took whose answer was lost: nobody runs it."""

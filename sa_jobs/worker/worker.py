@@ -10,7 +10,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Engine
 
@@ -46,6 +46,8 @@ from sa_jobs.worker.wakeup import Wakeup
 from sa_jobs.worker.watch import LeaseWatch
 
 logger = logging.getLogger("sa_jobs.worker")
+
+T = TypeVar("T")
 
 DEFAULT_CONCURRENCY = 8
 DEFAULT_LEASE_SECONDS = 30.0
@@ -233,15 +235,35 @@ class Worker:
 
     def _schema_is_usable(self, link: Link) -> bool:
         """Wait for the database and check its tables; return False if stopped meanwhile."""
+
+        def check() -> migrations.SchemaStatus:
+            return migrations.check(
+                link.connection(), schema=self._tables.schema, name=self._tables.name
+            )
+
+        status = self._reach(check)
+        if status is not None and not status.usable:
+            raise SchemaVersionError(status.command)
+        return status is not None
+
+    def _sessions_are_usable(self, coroutines: Coroutines) -> bool:
+        """Wait for the database and check handlers' sessions; return False if stopped meanwhile."""
+
+        def check() -> bool:
+            self._factories.check(self._tables, coroutines)
+            return True
+
+        return self._reach(check) is not None
+
+    def _reach(self, check: Callable[[], T]) -> T | None:
+        """Return what a look at the database gives, as soon as it answers; None if stopped."""
         recovery = Recovery("start")
         wait = 0.0
         while not any(isinstance(message, Stop) for message in self._mailbox.take(wait)):
             try:
-                status = migrations.check(
-                    link.connection(), schema=self._tables.schema, name=self._tables.name
-                )
+                found = check()
             except Exception as error:
-                fault = link.fault(error)
+                fault = self._control_link.fault(error)
                 fatal = recovery.verdict(fault)
                 if fatal is not None:
                     raise fatal from error
@@ -250,10 +272,8 @@ class Worker:
                 wait = recovery.failed(fault)
             else:
                 recovery.succeeded()
-                if not status.usable:
-                    raise SchemaVersionError(status.command)
-                return True
-        return False
+                return found
+        return None
 
     def _work(self, link: Link, *, until_empty: bool) -> int:
         listen = self.listen and not until_empty
@@ -285,7 +305,8 @@ class Worker:
             on_ready=self.on_ready,
         )
         try:
-            self._factories.check(self._tables, coroutines)
+            if not self._sessions_are_usable(coroutines):
+                return EXIT_OK
             allowance.check()
             return self._serve(loop, link, listen=listen)
         finally:

@@ -53,7 +53,7 @@ class Writer:
         self._not_before = 0.0
 
     def discard(self, running: Running) -> None:
-        """Drop the outcome of a claim that turned out to be ended already."""
+        """Drop the outcome of a claim that turned out to be over already, if there is one."""
         self.pending = [entry for entry in self.pending if entry[0] is not running]
 
     def postpone(self, seconds: float) -> None:

@@ -302,6 +302,43 @@ def test_a_stale_worker_writes_nothing(
     assert failures(connection, one.id) == history
 
 
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize(
+    ("stale", "outcome", "status"),
+    [
+        (Failed("late", delay=60.0), Failed("no paper", final=True), "dead"),
+        (Failed("late", final=True), Failed("no paper", delay=60.0), "ready"),
+        (Finished('"late"'), Finished('"in time"'), "done"),
+        (Snoozed(0.0), Snoozed(60.0), "ready"),
+    ],
+)
+def test_of_two_claims_of_one_job_that_are_written_together_the_last_one_counts(
+    connection: Connection, stale: Outcome, outcome: Outcome, status: str, turned: bool
+) -> None:
+    """As of a worker that lost the job, claimed it again, and has both outcomes at once."""
+    one = claimed(connection)
+    lapse(connection, one)
+    reclaim(connection)
+    (two,) = claim(connection)
+    assert (two.id, two.claim_no) == (one.id, 2)
+    settled = [Settled(one, stale), Settled(two, outcome)]
+    claims.settle(connection, settled[::-1] if turned else settled, worker="worker-1")
+    connection.commit()
+
+    row = job(connection, one.id)
+    assert row.status == status
+    if isinstance(outcome, Failed):
+        assert row.last_error == "no paper"
+        assert [failure.error for failure in failures(connection, one.id)] == [
+            "lease expired",
+            "no paper",
+        ]
+    if isinstance(outcome, Finished):
+        assert row.result == "in time"
+    if status == "ready":
+        assert row.run_at - row.updated_at == MINUTE
+
+
 @pytest.mark.parametrize("outcome", OUTCOMES.values(), ids=OUTCOMES)
 def test_a_worker_whose_job_was_taken_back_writes_nothing(
     connection: Connection, outcome: Outcome

@@ -13,12 +13,14 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, NullPool, create_engine, text
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, sessionmaker
 
-from sa_jobs import JobContext, Jobs, Worker, WorkerError, cancel, fixed
+from sa_jobs import JobContext, Jobs, Worker, WorkerError, cancel, claims, fixed
 from sa_jobs.worker import EXIT_HANDED_BACK
 from tests.support.looking import failures, job, status, wait_until_done
+from tests.support.proxy import Proxy
 from tests.support.running import SHORT, RunningWorker, constraint, run_all, running
 from tests.support.waiting import wait_until
 
@@ -330,6 +332,39 @@ def test_a_claim_whose_answer_was_lost_is_given_back_at_no_cost(
     assert failures(engine, job_id) == []
 
 
+def test_a_job_that_comes_back_to_its_worker_is_lost_to_its_earlier_claim(
+    engine: Engine, jobs: Jobs
+) -> None:
+    """At once: what both claims have to say must never be written together."""
+    contexts: list[JobContext] = []
+    go = threading.Event()
+
+    @jobs.handler("waits", max_attempts=2)
+    def waits(ctx: JobContext) -> str:
+        contexts.append(ctx)
+        if ctx.attempt == 1:
+            ctx.wait(20)
+            raise ValueError("of the first claim")
+        go.wait(20)
+        return "of the second claim"
+
+    (job_id,) = add(engine, jobs, "waits")
+    with running(engine, jobs, concurrency=2, lease=30, heartbeat=10):
+        wait_until(lambda: contexts, "it runs")
+        with engine.begin() as connection:
+            # As another worker's sweep does it after an outage.
+            connection.execute(text("UPDATE sa_jobs SET leased_until = now() - interval '1 s'"))
+            assert [taken.id for taken in claims.reclaim(connection)] == [job_id]
+        wait_until(lambda: len(contexts) == 2, "it runs again", seconds=8)
+        assert contexts[0].cancelled
+        assert not contexts[1].cancelled
+        go.set()
+        wait_until_done(engine, job_id)
+
+    assert job(engine, job_id).result == "of the second claim"
+    assert [failure.error for failure in failures(engine, job_id)] == ["lease expired"]
+
+
 def test_a_transactional_job_ends_when_its_work_ends(engine: Engine, jobs: Jobs) -> None:
     """Not when the handler's transaction began, which now() would say."""
 
@@ -366,9 +401,30 @@ def works_in_session(session: Session) -> None:
     session.execute(text("SELECT 1"))
 
 
-def test_async_sessions_are_as_many_as_slots(engine: Engine, jobs: Jobs) -> None:
-    from sqlalchemy.ext.asyncio import AsyncSession
+async def works_in_async_session(session: AsyncSession) -> None:
+    await session.execute(text("SELECT 1"))
 
+
+@pytest.mark.parametrize("function", [works_in_session, works_in_async_session])
+def test_a_database_that_is_away_while_a_worker_starts_is_waited_for(
+    engine: Engine, jobs: Jobs, function: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also where the worker's own connection has come through, and the handlers' does not."""
+    jobs.handler("works")(function)
+    (job_id,) = add(engine, jobs, "works")
+    with Proxy(engine.url.render_as_string(hide_password=False)) as proxy:
+        proxy.refuse()
+        host = create_engine(proxy.url, poolclass=NullPool)
+        with running(host, jobs, control_engine=engine):
+            wait_until(lambda: "trying again" in caplog.text, "it finds nobody")
+            proxy.refuse(False)
+            wait_until_done(engine, job_id)
+        proxy.refuse()
+        with running(host, jobs, control_engine=engine) as stopped:
+            assert stopped.stop() == 0
+
+
+def test_async_sessions_are_as_many_as_slots(engine: Engine, jobs: Jobs) -> None:
     holding: list[int] = []
 
     @jobs.handler("holds", max_attempts=1, timeout=20)

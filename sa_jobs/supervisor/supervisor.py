@@ -25,7 +25,7 @@ EXIT_USAGE = 2
 # A process that lived this long did not die of how it was started.
 SETTLED_SECONDS = 10.0
 # For processes that were told to end at once; then they are killed.
-LAST_SECONDS = 5.0
+LAST_SECONDS = 10.0
 
 # Before the first replacement 0.25 to 0.75 s, then doubling, up to half a minute.
 _backoff = equal_jitter(base=0.25, cap=30)
@@ -48,7 +48,7 @@ class Supervisor:
 
     The first one starts alone, the others when it serves: what is wrong with all of them is said
     once. One that dies is replaced after a back-off, one that is recycled at once. One that fails
-    before it serves, while no other one is there, ends the supervisor. After a life of `settled`
+    before it serves, while no other one serves, ends the supervisor. After a life of `settled`
     seconds the back-off begins anew.
     """
 
@@ -143,7 +143,7 @@ class Supervisor:
         place.child = None
         self._served = self._served or child.has_served
         what = f"process {child.pid} {how_it_ended(code)}"
-        if self._stops:
+        if self._stops or self._code is not None:
             logger.log(logging.WARNING if code < 0 else logging.INFO, "%s", what)
             self._note(code)
         elif code == EXIT_RECYCLED:
@@ -160,10 +160,13 @@ class Supervisor:
                 self._replace_later(place, f"{what} before it served", failed_start=code)
 
     def _replace_later(self, place: _Place, what: str, *, failed_start: int | None = None) -> None:
-        """Try again after a back-off; give up after a failed start, if nobody else is there."""
-        if failed_start is not None and not self._children():
-            logger.error("%s, and no other one is there: the supervisor ends", what)
+        """Try again after a back-off; give up after a failed start, if no other process serves."""
+        others = self._children()
+        if failed_start is not None and not any(child.has_served for child in others):
+            logger.error("%s, and no other one serves: the supervisor ends", what)
             self._note(failed_start)
+            for child in others:
+                child.drain()
             return
         place.deaths += 1
         delay = _backoff(place.deaths)

@@ -103,10 +103,14 @@ class WorkerProcess:
         return [child.pid for child in psutil.Process(self.pid).children()]
 
     def wait_until_ready(self, processes: int = 1) -> None:
-        """Wait until so many workers have said that they serve their queues."""
+        """Wait until so many workers have said that they serve their queues.
+
+        Of several, the others start when the first one serves.
+        """
         wait_until(
             lambda: self.log.count("serves queues") >= processes,
             f"{processes} workers of {self.pid} start",
+            seconds=30.0 if processes == 1 else 60.0,
         )
 
     def send(self, number: signal.Signals) -> None:

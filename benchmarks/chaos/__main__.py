@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from benchmarks.chaos.run import PERIODS, WORKERS, Run, chaos
-from benchmarks.chaos.schedule import DEFAULT_KINDS, KINDS
+from benchmarks.chaos.schedule import KINDS
 from benchmarks.chaos.verdict import Line, holds
 from tests.support.postgres import embedded_bin, system_bin
 
@@ -43,7 +43,7 @@ def main() -> None:
             concurrency=given.concurrency,
             enqueuers=given.enqueuers,
             rate=given.rate,
-            kinds=tuple(given.only or DEFAULT_KINDS),
+            kinds=tuple(given.only or KINDS),
             programs=programs,
             logs=logs,
         )

@@ -21,6 +21,8 @@ _LOOK_SECONDS = 0.05
 _DRAIN_SECONDS = 60.0
 # The last: Python itself had not started yet.
 _DRAINED = (EXIT_OK, EXIT_HANDED_BACK, -signal.SIGTERM)
+# What a worker says that drains while the database is away, and ends with code 1.
+_UNWRITTEN = "could not be written; their leases run out"
 # Of these there should be none, so that more mean that nothing works.
 _MOST_DEATHS_BY_ITSELF = 20
 
@@ -188,7 +190,7 @@ class Fleet:
         worker = place.worker
         code = worker.process.returncode
         cause = place.cause
-        if cause == "drained" and code not in _DRAINED:
+        if cause == "drained" and code not in _DRAINED and _UNWRITTEN not in worker.log:
             cause = "itself"
         last = [at for at in (place.frozen_at, place.killed_at) if at is not None]
         self.deaths.append(Death(worker.pid, code, min(last, default=time.time()), cause))

@@ -32,6 +32,7 @@ class Periods:
     sweep: float
     poll: float
     grace: float
+    answer: float
 
     @property
     def options(self) -> list[str]:
@@ -51,8 +52,8 @@ _PATIENCE_SECONDS = 20.0
 _WAIT_SECONDS = 3.0
 
 PERIODS = {
-    "short": Periods(lease=3, heartbeat=1, sweep=1, poll=0.5, grace=5),
-    "default": Periods(lease=30, heartbeat=10, sweep=10, poll=1, grace=30),
+    "short": Periods(lease=3, heartbeat=1, sweep=1, poll=0.5, grace=5, answer=2),
+    "default": Periods(lease=30, heartbeat=10, sweep=10, poll=1, grace=30, answer=10),
 }
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 ROLES = ("claim", "heartbeat", "sweep", "listen")
 """The roles of a worker's own connections."""
 
-CLIENTS = (*(f"sa-jobs {role}" for role in ROLES), "chaos handler", "chaos enqueuer")
+OWN_CLIENTS = tuple(f"sa-jobs {role}" for role in ROLES)
+CLIENTS = (*OWN_CLIENTS, "chaos handler", "chaos enqueuer")
 """The application names that sessions are picked by."""
 
 # How often each comes, against the others.
@@ -30,8 +31,6 @@ WEIGHTS = {
     "failover": 2,
 }
 KINDS = tuple(WEIGHTS)
-DEFAULT_KINDS = tuple(kind for kind in KINDS if kind != "silence")
-"""Those that a run has: of silence not every connection of a worker notices yet."""
 
 # Of these there is one at a time, and then the rest gets some seconds to heal.
 _OF_THE_DATABASE = ("delay", "refuse", "fast restart", "immediate restart", "failover")
@@ -91,7 +90,8 @@ def schedule(
     while (now := now + chance.uniform(*_GAP_SECONDS)) < seconds:
         kind = first.pop(0) if first else _draw(chance, kinds)
         target = chance.randrange(workers)
-        client = chance.choice(CLIENTS)
+        # How long others wait for an answer that does not come is for the application to say.
+        client = chance.choice(OWN_CLIENTS if kind == "silence" else CLIENTS)
         lasts = chance.uniform(*_SECONDS.get(kind, (0.0, 0.0)))
         at = now
         if kind in _OF_THE_DATABASE:

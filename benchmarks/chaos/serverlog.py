@@ -23,6 +23,9 @@ EXPECTED = {
 }
 """The SQLSTATEs of errors that the faults bring about, and by what."""
 
+# A worker gives up a statement on which no answer comes, and has the server cancel it.
+_CANCELLED, _WORKER = "57014", re.compile(r"\S+@\S+ sa-jobs \w+$")
+
 # Of a standby that lost its primary, which has no SQLSTATE of its own for it.
 _EXPECTED_MESSAGES = (
     re.compile(r"could not receive data from WAL stream: "),
@@ -45,6 +48,8 @@ class Entry:
         """Whether a fault explains it."""
         if self.level == "PANIC":
             return False
+        if self.state == _CANCELLED:
+            return _WORKER.match(self.session) is not None
         return self.state in EXPECTED or (
             not self.session and any(known.match(self.message) for known in _EXPECTED_MESSAGES)
         )

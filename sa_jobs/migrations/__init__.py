@@ -9,6 +9,7 @@ and from `create_all()`.
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,11 +25,15 @@ from sa_jobs.migrations._ddl import (
     WAIT_SECONDS,
     Concurrently,
     Target,
+    check_place,
     errors_of_alembic,
     find,
     holds_lock,
+    pause,
     place_options,
     running_operations,
+    still_locked,
+    try_lock,
 )
 from sa_jobs.migrations._steps import Step, is_at_least, module_of, position, revisions
 
@@ -371,11 +376,20 @@ def _standalone(
     if isinstance(bind, Connection):
         yield target_on(MigrationContext.configure(bind))
         return
+    check_place(bind.dialect.name, name, schema)
+    deadline = time.monotonic() + wait_seconds
     with bind.connect() as connection:
         context = MigrationContext.configure(connection)
-        # Alembic must know the transaction as its own to be able to leave it.
-        with context.begin_transaction():
-            yield target_on(context)
+        while True:
+            # Alembic must know the transaction as its own to be able to leave it. Each try is one
+            # of its own, since an index that is built meanwhile may wait for its end.
+            with context.begin_transaction():
+                if try_lock(connection):
+                    yield target_on(context)
+                    return
+                if time.monotonic() >= deadline:
+                    raise still_locked(connection, wait_seconds)
+            pause(connection, 0.1)
 
 
 def _up(target: Target, to: str, from_: str | None) -> tuple[Step, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,8 +30,8 @@ from sa_jobs.migrations._ddl import (
     errors_of_alembic,
     running_operations,
 )
-from sa_jobs.migrations._lock import WAIT_SECONDS
-from sa_jobs.migrations._place import Found, find, place_options, place_text
+from sa_jobs.migrations._lock import WAIT_SECONDS, pause, still_locked, try_lock
+from sa_jobs.migrations._place import Found, check_place, find, place_options, place_text
 from sa_jobs.migrations._steps import Step, is_at_least, is_version, position, revisions
 from sa_jobs.migrations._walk import down, last_position, prepare, up
 
@@ -408,8 +409,17 @@ def _standalone(
     if isinstance(bind, Connection):
         yield target_on(MigrationContext.configure(bind))
         return
+    check_place(bind.dialect.name, name, schema)
+    deadline = time.monotonic() + wait_seconds
     with bind.connect() as connection:
         context = MigrationContext.configure(connection)
-        # Alembic must know the transaction as its own to be able to leave it.
-        with context.begin_transaction():
-            yield target_on(context)
+        while True:
+            # Alembic must know the transaction as its own to be able to leave it. Each try is one
+            # of its own, since an index that is built meanwhile may wait for its end.
+            with context.begin_transaction():
+                if try_lock(connection):
+                    yield target_on(context)
+                    return
+                if time.monotonic() >= deadline:
+                    raise still_locked(connection, wait_seconds)
+            pause(connection, 0.1)

@@ -28,18 +28,20 @@ def take_lock(connection: Connection, wait_seconds: float) -> None:
     # the server, where a statement holds a snapshot: an index that the other one builds
     # concurrently would wait for the end of this transaction, and so both for each other.
     deadline = time.monotonic() + wait_seconds
-    waited = False
-    while not connection.scalar(text(f"SELECT pg_try_advisory_xact_lock({LOCK_KEY})")):
+    tries = 0
+    while not try_lock(connection):
+        tries += 1
         if time.monotonic() >= deadline:
-            holder = connection.scalar(text(f"SELECT max(pid) FROM pg_locks WHERE {_OURS}"))
+            raise still_locked(connection, wait_seconds)
+        # A try that was under way when the build looked for snapshots is waited for all the same,
+        # until this transaction ends.
+        if tries % 10 == 0 and _holds_up_the_other(connection):
             raise MigrationError(
-                f"another migration of sa-jobs has been running in this database for "
-                f"{wait_seconds:g} seconds (server process {holder}): let it end, then run "
-                "this again"
+                "another migration of sa-jobs is building an index in this database, and must "
+                "wait for the end of this transaction: run this again"
             )
         pause(connection, 0.1)
-        waited = True
-    if waited and connection.scalar(
+    if tries and connection.scalar(
         text(
             "SELECT current_setting('transaction_isolation') IN ('repeatable read', 'serializable')"
         )
@@ -48,6 +50,20 @@ def take_lock(connection: Connection, wait_seconds: float) -> None:
             "another migration of sa-jobs has ended meanwhile, and this transaction cannot see "
             "what it did, since its snapshot is older: run this again"
         )
+
+
+def try_lock(connection: Connection) -> bool:
+    """Return whether this transaction has the lock now; it does not wait."""
+    return bool(connection.scalar(text(f"SELECT pg_try_advisory_xact_lock({LOCK_KEY})")))
+
+
+def still_locked(connection: Connection, wait_seconds: float) -> MigrationError:
+    """Return the error that another migration has had the lock for too long."""
+    holder = connection.scalar(text(f"SELECT max(pid) FROM pg_locks WHERE {_OURS}"))
+    return MigrationError(
+        f"another migration of sa-jobs has been running in this database for {wait_seconds:g} "
+        f"seconds (server process {holder}): let it end, then run this again"
+    )
 
 
 def keep_lock(connection: Connection) -> None:
@@ -79,3 +95,14 @@ def pause(connection: Connection, seconds: float) -> None:
         await_only(asyncio.sleep(seconds))
     else:
         time.sleep(seconds)
+
+
+def _holds_up_the_other(connection: Connection) -> bool:
+    return bool(
+        connection.scalar(
+            text(
+                "SELECT bool_or(pg_backend_pid() = ANY (pg_blocking_pids(pid)))"
+                f" FROM pg_locks WHERE {_OURS}"
+            )
+        )
+    )

@@ -265,7 +265,10 @@ def test_a_policy_that_raises_anything_has_the_default_in_its_place(
     (job_id,) = add(engine, jobs, "fails")
     run_all(engine, jobs)
 
-    assert [failure.error.endswith("why") for failure in failures(engine, job_id)] == [True]
+    # Its delay is jittered from nothing up, so the second attempt may come at once.
+    recorded = failures(engine, job_id)
+    assert recorded
+    assert all(failure.error.endswith("why") for failure in recorded)
 
 
 def test_a_context_variable_does_not_reach_the_next_job(engine: Engine, jobs: Jobs) -> None:

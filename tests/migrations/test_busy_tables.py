@@ -331,6 +331,65 @@ def test_several_at_once_on_a_large_table_do_not_wait_for_each_other_for_ever(
     assert pg_dump(empty_database) == pg_dump(another_database)
 
 
+@pytest.mark.concurrency
+def test_a_build_that_has_seen_who_waits_is_not_held_up(
+    empty_engine: Engine, empty_database: str
+) -> None:
+    migrations.apply(empty_engine, "sa_jobs_0002")
+    fill(empty_database)
+    with (
+        ThreadPoolExecutor(2) as pool,
+        empty_engine.connect() as writer,
+        empty_engine.connect() as waiting,
+    ):
+        pid = waiting.scalar(text("SELECT pg_backend_pid()"))
+        writer.execute(text("UPDATE sa_jobs SET tenant = 't' WHERE id = 1"))
+        writer.execute(text("SELECT pg_advisory_lock(1)"))
+        building = pool.submit(migrations.apply, empty_engine)
+        wait_for_session(empty_database, "query LIKE 'CREATE INDEX%' AND wait_event_type = 'Lock'")
+        # The writer's end lets the build begin, which then finds the snapshot of a statement.
+        lock = "SELECT pg_advisory_lock_shared(1)"
+        statement = pool.submit(waiting.execute, text(lock))
+        wait_for_session(empty_database, f"query = '{lock}' AND wait_event_type = 'Lock'")
+        writer.commit()
+        wait_for_session(empty_database, f"{pid} = ANY (pg_blocking_pids(pid))")
+        writer.execute(text("SELECT pg_advisory_unlock(1)"))
+        statement.result(30)
+
+        with pytest.raises(MigrationError, match="must wait for the end of this transaction"):
+            migrations.apply(waiting)
+        assert not building.done()
+        waiting.rollback()
+        assert len(building.result(30)) == 1
+
+
+@pytest.mark.concurrency
+def test_on_an_engine_no_transaction_is_open_while_one_waits(
+    empty_engine: Engine, empty_database: str
+) -> None:
+    with ThreadPoolExecutor(1) as pool, empty_engine.connect() as holder:
+        migrations.apply(holder)
+        waiting = pool.submit(migrations.apply, empty_engine)
+        wait_for_session(empty_database, "query IN ('COMMIT', 'ROLLBACK') AND state = 'idle'")
+        holder.commit()
+        assert waiting.result(30) == ()
+
+
+def wait_for_session(url: str, condition: str) -> None:
+    """Wait until the condition holds for another session of the database."""
+    query = (
+        f"SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND {condition}"
+    )
+    with create_engine(url, poolclass=NullPool).connect() as connection:
+
+        def found() -> bool:
+            number = connection.scalar(text(f"{query} AND pid <> pg_backend_pid()"))
+            connection.rollback()
+            return bool(number)
+
+        wait_until(found, f"a session where {condition}")
+
+
 # --- Locks ----------------------------------------------------------------------------------------
 
 

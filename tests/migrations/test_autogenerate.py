@@ -471,8 +471,10 @@ def test_our_tables_in_another_schema_are_not_dropped(
     execute(empty_database, "CREATE INDEX sa_jobs_workers_own ON app.sa_jobs_workers (id)")
     host.target(metadata, "include_schemas=True")
     upgrade = body(host.autogenerate(), "upgrade")
-    assert {line for line in upgrade if "drop_" in line} == {
-        "op.drop_index(op.f('sa_jobs_workers_own'), table_name='sa_jobs_workers', schema='app')",
+    # Newer releases of Alembic write op.f() around names that were read from the database.
+    dropped = {re.sub(r"op\.f\((.*?)\)", r"\1", line) for line in upgrade if "drop_" in line}
+    assert dropped == {
+        "op.drop_index('sa_jobs_workers_own', table_name='sa_jobs_workers', schema='app')",
         "op.drop_table('own', schema='app')",
     }
 
@@ -523,7 +525,7 @@ def test_tables_that_were_reflected_are_the_hosts_own(
     host.target(reflected)
     host.check()
     execute(empty_database, "CREATE INDEX own_idx ON sa_jobs (queue)")
-    assert "drop_index(op.f('own_idx')" in host.autogenerate()
+    assert re.search(r"drop_index\(.*'own_idx'", host.autogenerate())
 
 
 # Imported after ours, as in most hosts.

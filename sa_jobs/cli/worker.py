@@ -219,5 +219,9 @@ def _end_on_early_signals() -> list[int]:
 
 
 def _ignore_signals() -> None:
-    for number in STOP_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+    try:
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+    except EndedEarly:
+        # One more came meanwhile, and ends what is ending already.
+        _ignore_signals()

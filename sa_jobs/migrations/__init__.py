@@ -26,6 +26,7 @@ from sa_jobs.migrations._ddl import (
     LOCK_TIMEOUT,
     Concurrently,
     Target,
+    check_wait,
     empty_marker,
     errors_of_alembic,
     running_operations,
@@ -410,6 +411,7 @@ def _standalone(
         yield target_on(MigrationContext.configure(bind))
         return
     check_place(bind.dialect.name, name, schema)
+    check_wait(wait_seconds)
     deadline = time.monotonic() + wait_seconds
     with bind.connect() as connection:
         context = MigrationContext.configure(connection)

@@ -80,7 +80,8 @@ def _check_policy(concurrently: Any, lock_timeout: Any, lock_attempts: Any) -> N
         raise MigrationError(f"lock_attempts={lock_attempts!r} must be an int of 1 or more")
 
 
-def _check_wait(wait_seconds: Any) -> None:
+def check_wait(wait_seconds: Any) -> None:
+    """Raise MigrationError unless this is a time to wait."""
     is_number = isinstance(wait_seconds, (int, float)) and not isinstance(wait_seconds, bool)
     if not is_number or not 0 <= wait_seconds < float("inf"):
         raise MigrationError(
@@ -129,7 +130,7 @@ class Target:
         context = operations.get_context()
         name, schema = check_place(context.dialect.name, name, schema)
         _check_policy(concurrently, lock_timeout, lock_attempts)
-        _check_wait(wait_seconds)
+        check_wait(wait_seconds)
         policy = (concurrently, lock_timeout, lock_attempts)
         if context.as_sql:
             return cls(operations, name, schema, create_schema, *policy)

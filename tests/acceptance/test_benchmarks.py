@@ -14,7 +14,7 @@ from benchmarks.rows import ROWS
 from benchmarks.server import TIMED_STATEMENTS, open_server
 from tests.support.workers import ROOT
 
-pytestmark = pytest.mark.acceptance
+pytestmark = [pytest.mark.acceptance, pytest.mark.slow]
 
 # The quickest rows, which use most of the package's other files.
 SMALL = {

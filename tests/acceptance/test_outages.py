@@ -17,7 +17,7 @@ from tests.support.postgres import Cluster
 from tests.support.waiting import wait_until
 from tests.support.workers import WorkerProcess
 
-pytestmark = pytest.mark.acceptance
+pytestmark = [pytest.mark.acceptance, pytest.mark.slow]
 
 RECOVERY_SECONDS = 15.0
 OUTAGE_SECONDS = 15.0

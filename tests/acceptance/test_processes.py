@@ -27,7 +27,7 @@ from tests.support.looking import failures, job, starts_of, status, unfinished
 from tests.support.waiting import wait_until
 from tests.support.workers import MODULE, WorkerProcess
 
-pytestmark = pytest.mark.acceptance
+pytestmark = [pytest.mark.acceptance, pytest.mark.slow]
 
 TWO = ("--processes", "2")
 CONSOLE_SCRIPT = (str(Path(sys.executable).with_name("sa-jobs-worker")),)

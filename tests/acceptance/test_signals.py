@@ -27,7 +27,7 @@ from tests.support.postgres import Cluster
 from tests.support.waiting import assert_within, wait_until
 from tests.support.workers import APP, WorkerProcess
 
-pytestmark = pytest.mark.acceptance
+pytestmark = [pytest.mark.acceptance, pytest.mark.slow]
 
 
 def add(engine: Engine, handler: str, **payload: object) -> int:

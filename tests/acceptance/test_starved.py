@@ -11,7 +11,7 @@ from tests.support.looking import failures, job, starts_of, status
 from tests.support.waiting import wait_until
 from tests.support.workers import WorkerProcess
 
-pytestmark = pytest.mark.acceptance
+pytestmark = [pytest.mark.acceptance, pytest.mark.slow]
 
 
 def test_heartbeats_hold_while_all_slots_compute(app_database: str, engine: Engine) -> None:

@@ -18,7 +18,7 @@ from tests.support.proxy import Proxy
 from tests.support.waiting import wait_until
 from tests.support.workers import WorkerProcess
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.concurrency]
+pytestmark = [pytest.mark.acceptance, pytest.mark.concurrency, pytest.mark.slow]
 
 
 def wait_until_it_sleeps(engine: Engine) -> None:

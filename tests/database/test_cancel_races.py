@@ -20,7 +20,7 @@ from tests.support.looking import job, status, unfinished
 from tests.support.running import SHORT, RunningWorker, running
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.concurrency
+pytestmark = [pytest.mark.concurrency, pytest.mark.slow]
 
 ROUNDS = 500
 

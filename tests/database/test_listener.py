@@ -67,6 +67,7 @@ def sleeping_queues(engine: Engine) -> int:
         return int(connection.execute(text("SELECT count(*) FROM sa_jobs_sleepers")).scalar_one())
 
 
+@pytest.mark.slow
 def test_a_listener_that_is_lost_again_and_again_costs_no_wake_up(engine: Engine) -> None:
     """Five workers lose it four times each: a job comes in the gap, another one 3 s later."""
     slowest = 0.0

@@ -20,6 +20,8 @@ from tests.support.looking import unfinished
 from tests.support.running import running
 from tests.support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 
 class Data:
     """A local of a handler, as large as the ones that hurt."""

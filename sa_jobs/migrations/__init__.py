@@ -356,8 +356,9 @@ def _check_newer(found: Found, latest: str, where: str) -> SchemaStatus:
 def _run(schema: str | None, name: str) -> str:
     return (
         f"run `sa-jobs db upgrade{place_options(schema, name)}`; where your own Alembic chain "
-        "makes the tables, run `alembic upgrade head` (Flask-Migrate: `flask db upgrade`), after "
-        "`alembic revision --autogenerate` (`flask db migrate`) if the chain has no revision for it"
+        "makes the tables, run `alembic revision --autogenerate`, unless it has the revision "
+        "already, and `alembic upgrade head` "
+        "(Flask-Migrate: `flask db migrate` and `flask db upgrade`)"
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import time
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -266,7 +268,7 @@ def test_what_cannot_be_done_is_said_in_one_line(
     assert objects(empty_database) == before
     execute(empty_database, "DROP TABLE sa_jobs")
 
-    revision.write_text(source.replace(THIS_STEP, "sa_jobs_9999"))
+    rewrite(revision, source.replace(THIS_STEP, "sa_jobs_9999"))
     refusal = refused(host)
     assert "the step 'sa_jobs_9999' needs a newer sa-jobs" in refusal
     assert "run `pip install --upgrade sa-jobs`" in refusal
@@ -284,7 +286,7 @@ def test_what_cannot_be_done_is_said_in_one_line(
         if layout is PLAIN:
             host.edit("alembic.ini", (empty_database, url))
         host.variables["SHOP_DATABASE_URL"] = url
-        revision.write_text(source.replace("schema=None", "schema='queue'"))
+        rewrite(revision, source.replace("schema=None", "schema='queue'"))
         refusal = refused(host)
         assert f'the role "{role}" may not create the schema "queue"' in refusal
         assert f'let its owner run: CREATE SCHEMA "queue" AUTHORIZATION "{role}"' in refusal
@@ -293,6 +295,12 @@ def test_what_cannot_be_done_is_said_in_one_line(
         host.upgrade()
     finally:
         execute(empty_database, f'DROP OWNED BY "{role}"', f'DROP ROLE "{role}"')
+
+
+def rewrite(file: Path, source: str) -> None:
+    """Give a module another source; within a second, Python would take the old one's code."""
+    file.write_text(source)
+    shutil.rmtree(file.parent / "__pycache__", ignore_errors=True)
 
 
 def refused(host: Host) -> str:

@@ -515,9 +515,9 @@ def test_current_and_check_without_tables(empty_engine: Engine) -> None:
             HEAD,
             usable=False,
             command="There are no tables of sa_jobs here: run `sa-jobs db upgrade`; where your own "
-            "Alembic chain makes the tables, run `alembic upgrade head` (Flask-Migrate: `flask db "
-            "upgrade`), after `alembic revision --autogenerate` (`flask db migrate`) if the chain "
-            "has no revision for it.",
+            "Alembic chain makes the tables, run `alembic revision --autogenerate`, unless it has "
+            "the revision already, and `alembic upgrade head` (Flask-Migrate: `flask db migrate` "
+            "and `flask db upgrade`).",
         )
         status = migrations.check(connection, schema="queue", name="q")
         assert status.command is not None

@@ -265,7 +265,7 @@ def test_an_error_in_the_log_that_no_fault_explains_fails_the_run(
         "57P03 [unknown]@[unknown] [unknown] FATAL:  the database system is starting up",
         "00000 LOG:  database system is ready to accept connections",
         "08006 postgres@chaos sa-jobs claim LOG:  could not receive data from client",
-        "XX000 FATAL:  could not receive data from WAL stream: server closed the connection",
+        "08006 FATAL:  could not receive data from WAL stream: server closed the connection",
     ],
 )
 def test_what_the_faults_bring_about_is_expected(line: str) -> None:

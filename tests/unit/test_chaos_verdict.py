@@ -261,10 +261,11 @@ def test_an_error_in_the_log_that_no_fault_explains_fails_the_run(
         "57P01 postgres@chaos sa-jobs claim FATAL:  terminating connection due to administrator",
         "25006 postgres@chaos sa-jobs listen ERROR:  cannot execute LISTEN during recovery",
         "57014 postgres@chaos sa-jobs sweep ERROR:  canceling statement due to user request",
+        "57014 postgres@chaos [unknown] FATAL:  canceling authentication due to timeout",
         "57P03 [unknown]@[unknown] [unknown] FATAL:  the database system is starting up",
         "00000 LOG:  database system is ready to accept connections",
         "08006 postgres@chaos sa-jobs claim LOG:  could not receive data from client",
-        "XX000 FATAL:  could not receive data from WAL stream: server closed the connection",
+        "08006 FATAL:  could not receive data from WAL stream: server closed the connection",
     ],
 )
 def test_what_the_faults_bring_about_is_expected(line: str) -> None:

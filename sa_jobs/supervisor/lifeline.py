@@ -56,8 +56,10 @@ class Lifeline:
 
     def watch(self) -> None:
         """Begin to listen to the supervisor, and let signals come, which must have handlers now."""
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        # The thread keeps them blocked: one that it took in the main thread's place would not end
+        # what that waits for.
         threading.Thread(target=self._listen, name="sa-jobs-lifeline", daemon=True).start()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def serves(self) -> None:
         """Tell the supervisor that the worker serves."""

@@ -139,3 +139,8 @@ class JobContext:
         """Return the progress that was reported since the last call, as JSON (for the worker)."""
         progress, self._progress = self._progress, None
         return progress
+
+    def keep_progress(self, progress: str | None) -> None:
+        """Take back what could not be stored, unless there is newer (for the worker)."""
+        if self._progress is None:
+            self._progress = progress

@@ -61,6 +61,7 @@ def judge(evidence: Evidence, *, restart_seconds: float) -> list[Line]:
         Line("workers drained", str(causes["drained"])),
     ]
     checks: list[tuple[str, Callable[[Evidence], Iterable[str]]]] = [
+        ("signs that nothing happened", idle),
         ("jobs lost", lost),
         ("jobs of no transaction", stray),
         ("jobs stuck", stuck),
@@ -85,6 +86,18 @@ def judge(evidence: Evidence, *, restart_seconds: float) -> list[Line]:
 def holds(lines: Iterable[Line]) -> bool:
     """Return whether there is no reason against any line."""
     return not any(line.reasons for line in lines)
+
+
+def idle(evidence: Evidence) -> list[str]:
+    """Return what is missing of a run that could show anything."""
+    seen = {
+        "no transaction was committed": any(
+            transaction.outcome == "committed" for transaction in evidence.transactions
+        ),
+        "no job is done": any(job.status == "done" for job in evidence.jobs),
+        "no handler started": bool(evidence.starts),
+    }
+    return [what for what, was_seen in seen.items() if not was_seen]
 
 
 def restarts(evidence: Evidence) -> list[Restart]:

@@ -40,9 +40,13 @@ class HealingThread(Part):
         """Stop, and close the connection."""
         super().end()
         if self.is_alive():
-            # It waits for an answer: behind a lock, or from a server that is gone.
-            self._link.answers.cut()
+            self.cut()
             self.join(JOIN_SECONDS)
+
+    def cut(self) -> None:
+        """End the wait for an answer: behind a lock, or from a server that is gone."""
+        if self.is_alive():
+            self._link.answers.cut()
 
     def work(self) -> None:
         """Loop until the end."""

@@ -58,7 +58,10 @@ class Heartbeat(HealingThread):
         connection = self._link.connection()
         entries: dict[int, Running] = {}
         for entry in self._running():
-            if entry.with_writer:
+            # An end that cannot be written must not cost the lease either; else the writer has it.
+            if entry.with_writer and (
+                entry.deadline - began > self._lease / 2 or entry.job.id in entries
+            ):
                 continue
             earlier = entries.get(entry.job.id)
             if earlier is not None:
@@ -94,14 +97,20 @@ class Heartbeat(HealingThread):
         except DBAPIError as error:
             told = any(progress is not None for _, progress in beaten)
             if not told or is_transient(error) or hopeless(error) is not None:
+                for entry, (_, progress) in zip(entries.values(), beaten, strict=True):
+                    entry.context.keep_progress(progress)
                 raise
             # What one handler says of its progress must not cost anybody's lease.
             logger.warning("the progress of %d jobs left out: %s", len(beaten), first_line(error))
             beat = self._renew([(job, None) for job, _ in beaten])
         for job_id in beat.renewed:
             entries[job_id].deadline = deadline
+        for entry, (_, progress) in zip(entries.values(), beaten, strict=True):
+            if entry.job.id in beat.locked:
+                entry.context.keep_progress(progress)
         for job_id in beat.cancel_requested:
-            entries[job_id].stop("cancel")
+            if not entries[job_id].with_writer:
+                entries[job_id].stop("cancel")
         for job_id in beat.lost:
             # A claim whose outcome went to the writer meanwhile was ended, not lost.
             if not entries[job_id].with_writer:

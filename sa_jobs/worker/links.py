@@ -6,6 +6,7 @@ take every pooled connection cannot starve a heartbeat.
 
 from __future__ import annotations
 
+import contextlib
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -88,6 +89,7 @@ class Link:
         if self._connection is None or self._connection.invalidated:
             if self._opening is None:
                 self.drop()
+                self._forget_wakes()
                 self._opening = Opening(self._open, self._opened, self.answers.seconds)
                 self._opening.start()
             try:
@@ -125,6 +127,12 @@ class Link:
                 connection.close()
             gave_up = self._opening is None and self.answers.close()
         return gave_up
+
+    def _forget_wakes(self) -> None:
+        # They were for a wait that is over.
+        with contextlib.suppress(Empty):
+            while True:
+                self._opened.get_nowait()
 
     def wake(self) -> None:
         """End the wait for a connection that is being opened; from any thread or signal handler."""

@@ -57,6 +57,9 @@ _LONGEST_WAIT_SECONDS = 5.0
 _DISOWN_SECONDS = 1.0
 # For rows that are locked when the worker ends, as by its own heartbeat.
 _LAST_WRITES_SECONDS = 1.0
+# How long jobs are handed back again on new connections.
+_AGAIN_SECONDS = 1.5
+_IN_A_HURRY_SECONDS = 0.5
 
 
 class ControlLoop:
@@ -143,13 +146,17 @@ class ControlLoop:
             self._receive(self._patience())
             self._expire()
             try:
-                self._write()
+                answered = self._write()
                 # A stop that came meanwhile must be seen before anything is claimed.
                 self._receive(0)
                 if self._allowance.is_used_up() and not self._running:
                     break
-                idle = self._may_claim() and not self._claim() and not self._running
-                self._recovery.succeeded()
+                idle = False
+                if self._may_claim():
+                    idle = not self._claim() and not self._running
+                    answered = True
+                if answered:
+                    self._recovery.succeeded()
                 if idle and self._until_empty:
                     break
             except Exception as error:
@@ -275,9 +282,10 @@ class ControlLoop:
         self._rotation += 1
         return self._queues[start:] + self._queues[:start]
 
-    def _write(self) -> None:
+    def _write(self) -> bool:
+        """Write what is pending, if it is time; return whether the database was asked."""
         if self._writer.due_in() != 0.0:
-            return
+            return False
         flushed = self._writer.flush(self._link.connection())
         for running, outcome in flushed.written:
             self._forget(running)
@@ -289,6 +297,7 @@ class ControlLoop:
             self._lost(running)
         # A slot is free, and where one job was there may be more.
         self._pace.hurry()
+        return True
 
     def _forget(self, running: Running) -> None:
         self._running.pop(running.serial, None)
@@ -413,8 +422,8 @@ class ControlLoop:
     def _try_to_write(self) -> None:
         """Write what is pending, if it is time and the database allows."""
         try:
-            self._write()
-            self._recovery.succeeded()
+            if self._write():
+                self._recovery.succeeded()
         except Exception as error:
             self._writer.postpone(self._survive(error))
 
@@ -435,13 +444,22 @@ class ControlLoop:
         for running in left:
             running.stop("shutdown")
             self._writer.add(running, Released())
-        try:
-            self._write_the_last()
-            if self._in_doubt_until > time.monotonic():
-                self._disowned_at = 0.0
-                self._disown(self._link.connection())
-        except Exception as error:
-            logger.warning("at the end: %s", first_line(error))
+        # The connection may have been lost long since: nothing needed it while all slots were busy.
+        patience = _IN_A_HURRY_SECONDS if self.in_a_hurry else _AGAIN_SECONDS
+        give_up_at = time.monotonic() + patience
+        while True:
+            try:
+                self._write_the_last()
+                if self._in_doubt_until > time.monotonic():
+                    self._disowned_at = 0.0
+                    self._disown(self._link.connection())
+                break
+            except Exception as error:
+                fault = self._link.fault(error)
+                if time.monotonic() >= give_up_at or self._recovery.verdict(fault) is not None:
+                    logger.warning("at the end: %s", first_line(fault))
+                    break
+                time.sleep(patience / 10)
         if self._writer.pending:
             logger.warning(
                 "%d jobs could not be written; their leases run out", len(self._writer.pending)

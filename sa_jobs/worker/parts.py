@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from abc import abstractmethod
+from collections.abc import Sequence
 
 from sa_jobs.errors import WorkerError
 from sa_jobs.worker.running import GaveUp, Mailbox
@@ -40,8 +42,25 @@ class Part(threading.Thread):
         """Ask the thread to stop; returns at once."""
         self._ended.set()
 
+    def cut(self) -> None:
+        """End what the thread waits for, if it waits for a server; returns at once."""
+
     def end(self) -> None:
         """Stop, and wait a moment for the thread's end."""
         self.ask_to_end()
         if self.ident is not None:
             self.join(JOIN_SECONDS)
+
+
+def end_all(parts: Sequence[Part]) -> None:
+    """End parts together, so that the waits for them do not add up."""
+    for part in parts:
+        part.ask_to_end()
+    deadline = time.monotonic() + JOIN_SECONDS
+    for part in parts:
+        if part.ident is not None:
+            part.join(max(0.0, deadline - time.monotonic()))
+    for part in parts:
+        part.cut()
+    for part in parts:
+        part.end()

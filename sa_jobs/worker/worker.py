@@ -38,6 +38,7 @@ from sa_jobs.worker.options import (
     check_registry,
 )
 from sa_jobs.worker.pace import Pace
+from sa_jobs.worker.parts import end_all
 from sa_jobs.worker.recovery import Recovery
 from sa_jobs.worker.running import Mailbox, Stop
 from sa_jobs.worker.sweep import FORGET_SECONDS, Sweep
@@ -358,11 +359,7 @@ class Worker:
             return loop.run()
         finally:
             # Nothing runs any more: until now the heartbeat has kept the leases of what drained.
-            parts = (sweep, wakeup, heartbeat, watch)
-            for part in parts:
-                part.ask_to_end()
-            for part in parts:
-                part.end()
+            end_all((sweep, wakeup, heartbeat, watch))
             self._forget(link)
 
     def _interrupt_statements(self) -> None:

@@ -11,7 +11,8 @@ import pytest
 from sqlalchemy import Engine, NullPool, create_engine, text
 from sqlalchemy.orm import Session, sessionmaker
 
-from sa_jobs import Jobs, fixed
+from sa_jobs import JobContext, Jobs, fixed
+from sa_jobs.worker import EXIT_HANDED_BACK
 from tests.support.faults import kill_backends
 from tests.support.looking import failures, job, status, wait_until_done
 from tests.support.postgres import Cluster
@@ -151,3 +152,75 @@ def test_a_commit_whose_answer_is_lost_is_found_in_the_row(
     assert (done.status, done.attempts, done.last_error) == ("done", 1, None)
     assert failures(fresh, job_id) == []
     assert notes(fresh) == ["effect"]
+
+
+def test_what_still_runs_is_handed_back_though_the_connection_was_lost_meanwhile(
+    fresh: Engine, jobs: Jobs
+) -> None:
+    """While all slots are busy nothing needs the connection, and nobody notices."""
+    started = threading.Event()
+
+    @jobs.handler("waits")
+    def waits(ctx: JobContext) -> None:
+        started.set()
+        ctx.wait(30)
+
+    for stops in (1, 2):
+        started.clear()
+        job_id = add(fresh, jobs, "waits")
+        with running(fresh, jobs, lease=30, concurrency=1, grace=1) as worker:
+            assert started.wait(10)
+            assert kill_backends(str(fresh.url), "sa-jobs claim") == 1
+            for _ in range(stops):
+                worker.worker.stop()
+            worker.join()
+        assert worker.code == EXIT_HANDED_BACK
+        assert (job(fresh, job_id).status, job(fresh, job_id).attempts) == ("ready", 0)
+        with fresh.begin() as connection:
+            connection.execute(text("DELETE FROM sa_jobs"))
+
+
+def test_an_end_that_waits_for_its_answer_does_not_lose_its_lease(
+    engine: Engine, database_url: str, jobs: Jobs
+) -> None:
+    """The answer may take longer than the lease lasts, and the job would run again elsewhere."""
+    started = threading.Event()
+    go_on = threading.Event()
+
+    @jobs.handler("returns")
+    def returns() -> None:
+        started.set()
+        go_on.wait(20)
+
+    with Proxy(database_url) as proxy:
+        through = create_engine(proxy.url, poolclass=NullPool)
+        with running(through, jobs, lease=3, answer=4, concurrency=1):
+            job_id = add(engine, jobs, "returns")
+            assert started.wait(10)
+            with running(engine, jobs):
+                assert proxy.silence("sa-jobs claim") == 1
+                go_on.set()
+                wait_until_done(engine, job_id)
+        through.dispose()
+    assert job(engine, job_id).attempts == 1
+    assert failures(engine, job_id) == []
+
+
+def test_progress_whose_heartbeat_fails_comes_with_the_next(fresh: Engine, jobs: Jobs) -> None:
+    reported = threading.Event()
+    go_on = threading.Event()
+
+    @jobs.handler("reports")
+    def reports(ctx: JobContext) -> None:
+        # The heartbeat finds its connection lost when it takes the progress along.
+        ctx.progress({"page": 3})
+        assert kill_backends(str(fresh.url), "sa-jobs heartbeat") == 1
+        reported.set()
+        go_on.wait(20)
+
+    with running(fresh, jobs):
+        job_id = add(fresh, jobs, "reports")
+        assert reported.wait(10)
+        wait_until(lambda: job(fresh, job_id).meta.get("progress") == {"page": 3}, "it is stored")
+        go_on.set()
+        wait_until_done(fresh, job_id)

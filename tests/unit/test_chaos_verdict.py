@@ -143,6 +143,10 @@ def test_one_thing_that_must_not_be_fails_the_run(what: str, evidence: Evidence)
     assert reasons(evidence)[what] == 1
 
 
+def test_a_run_in_which_nothing_happened_shows_nothing() -> None:
+    assert reasons(Evidence())["signs that nothing happened"] == 3
+
+
 def test_a_job_that_is_gone_is_lost() -> None:
     found = reasons(without("jobs", id=4))
     # As both of its transactions were told, and as their order says.

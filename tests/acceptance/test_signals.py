@@ -105,6 +105,8 @@ def test_with_the_database_down_a_worker_ends_soon_after_the_grace_period(
                 assert busy.wait() == EXIT_FAILURE
                 assert_within(3 + 2, time.monotonic() - began)
             assert "Traceback" not in idle.log + busy.log
+            # Nothing was written, and so nothing works.
+            assert "claim: works again" not in busy.log
         assert "1 jobs could not be written; their leases run out" in busy.log
 
     assert (status(fresh, running), job(fresh, running).attempts) == ("running", 1)

@@ -14,7 +14,7 @@ from sa_jobs.cli.output import escaped, print_line, print_table
 from sa_jobs.errors import MigrationError
 from sa_jobs.migrations import revisions, script
 from sa_jobs.migrations._steps import position
-from sa_jobs.migrations.chain import Call, calls, databases, recorded_call
+from sa_jobs.migrations.chain import Call, calls, databases, has_branch, recorded_call
 from sa_jobs.models import DEFAULT_NAME
 
 if TYPE_CHECKING:
@@ -85,6 +85,18 @@ def new(
     from sa_jobs.alembic import IMPORT, DowngradeOp, UpgradeOp, call_of
 
     configuration, scripts = _chain(config, directory)
+    if _has_branch(scripts, schema, name):
+        if remove or to != "head":
+            target = "base" if remove else to
+            raise MigrationError(
+                "the steps are a branch of this chain, which is moved without a new revision: run "
+                f"`alembic {'downgrade' if remove else 'upgrade'} sa_jobs@{target}`"
+            )
+        print_line(
+            "nothing to do: the steps are a branch of this chain, and `alembic upgrade "
+            "sa_jobs@head` runs them"
+        )
+        return
     engine = _engine(databases(configuration, scripts), scripts, engine, schema, name)
     token, function = (f"{engine}_", f"upgrade_{engine}") if engine else ("", None)
     recorded = _recorded(scripts, schema, name, function)
@@ -126,9 +138,15 @@ def new(
 @_host
 def check(config: Path | None, directory: Path | None, schema: str | None, name: str) -> None:
     """Fail if your chain lacks a step of this release, and say what to run."""
-    recorded = _recorded(_chain(config, directory)[1], schema, name)
-    now = recorded.to if recorded else None
+    scripts = _chain(config, directory)[1]
     latest = revisions()[-1].revision
+    if _has_branch(scripts, schema, name):
+        print_line(
+            f"a branch of the chain has the steps up to {latest}, the newest of this release"
+        )
+        return
+    recorded = _recorded(scripts, schema, name)
+    now = recorded.to if recorded else None
     if position(now) < position(latest):
         raise MigrationError(
             f"the revisions bring the tables to {now or 'none'}, and sa-jobs "
@@ -191,6 +209,16 @@ def _chain(config: Path | None, directory: Path | None) -> tuple[Config, ScriptD
     configuration = _configuration(config, directory)
     try:
         return configuration, ScriptDirectory.from_config(configuration)
+    except CommandError as error:
+        raise MigrationError(str(error)) from error
+
+
+def _has_branch(scripts: ScriptDirectory, schema: str | None, name: str) -> bool:
+    """Return whether a branch of the chain makes these tables: it does those of the default."""
+    from alembic.util import CommandError
+
+    try:
+        return (schema, name) == (None, DEFAULT_NAME) and has_branch(scripts)
     except CommandError as error:
         raise MigrationError(str(error)) from error
 

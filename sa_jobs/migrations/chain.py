@@ -48,6 +48,12 @@ def recorded_call(
     return None
 
 
+def has_branch(scripts: ScriptDirectory) -> bool:
+    """Return whether the chain has the steps themselves, as a branch of their own."""
+    first = revisions()[0].revision
+    return any(script.revision == first for script in scripts.walk_revisions())
+
+
 def calls(path: Path) -> Iterator[Call]:
     """Yield the calls of ours by which a revision goes up."""
     for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -137,6 +137,37 @@ def test_new_with_two_heads_names_the_option(run: Run, make_host: MakeHost) -> N
     assert f"Revises: {second}\n" in source
 
 
+def test_the_steps_as_a_branch_need_no_revision(
+    run: Run, make_host: MakeHost, empty_database: str
+) -> None:
+    host = make_host()
+    head = host.add_revision("pass")
+    ini = host.directory.with_suffix(".ini")
+    locations = f"{host.directory / 'versions'}\n    sa_jobs:migrations/versions"
+    ini.write_text(
+        "[alembic]\n"
+        f"script_location = {host.directory}\n"
+        "path_separator = newline\n"
+        "version_path_separator = newline\n"
+        f"version_locations =\n    {locations}\n"
+    )
+    where = ["-c", str(ini)]
+    assert f"{HEAD}, the newest of this release" in run("migrations", "check", *where).out
+    for chosen in ([], ["--head", head]):
+        assert "`alembic upgrade sa_jobs@head`" in run("migrations", "new", *where, *chosen).out
+    refusal = run("migrations", "new", "--remove", *where).one_line()
+    assert "run `alembic downgrade sa_jobs@base`" in refusal
+    refusal = run("migrations", "new", "--to", STEPS[0], *where).one_line()
+    assert f"run `alembic upgrade sa_jobs@{STEPS[0]}`" in refusal
+    assert len(list(host.directory.glob("versions/*.py"))) == 1
+
+    # The branch makes the tables of the default name alone.
+    assert run("migrations", "check", "--name", "other", *where).code == 1
+    assert "name='other'" in new_file(
+        run("migrations", "new", "--name", "other", "--head", head, *where)
+    )
+
+
 # --- Chains for several databases -----------------------------------------------------------------
 
 

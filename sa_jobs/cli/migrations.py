@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+import traceback
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +101,9 @@ def new(
             "sa_jobs@head` runs them"
         )
         return
-    engine = _engine(databases(configuration, scripts), scripts, engine, schema, name)
+    with _reading("Alembic's configuration"):
+        engines = databases(configuration, scripts)
+    engine = _engine(engines, scripts, engine, schema, name)
     token, function = (f"{engine}_", f"upgrade_{engine}") if engine else ("", None)
     recorded = _recorded(scripts, schema, name, function)
     now = recorded.to if recorded else None
@@ -116,9 +122,10 @@ def new(
         f"{token}downgrades": call_of(op.reverse()),
     }
     try:
-        written = scripts.generate_revision(
-            rev_id(), message or about, head=head, config=configuration, imports=IMPORT, **lines
-        )
+        with _reading("the chain's template", other_than=(CommandError,)):
+            written = scripts.generate_revision(
+                rev_id(), message or about, head=head, config=configuration, imports=IMPORT, **lines
+            )
     except CommandError as error:
         hint = " (use --head)" if head is None and len(scripts.get_heads()) > 1 else ""
         raise MigrationError(f"{error}{hint}") from error
@@ -204,23 +211,16 @@ _QUIET = Namespace(quiet=True)
 
 def _chain(config: Path | None, directory: Path | None) -> tuple[Config, ScriptDirectory]:
     from alembic.script import ScriptDirectory
-    from alembic.util import CommandError
 
-    configuration = _configuration(config, directory)
-    try:
+    with _reading("Alembic's configuration"):
+        configuration = _configuration(config, directory)
         return configuration, ScriptDirectory.from_config(configuration)
-    except CommandError as error:
-        raise MigrationError(str(error)) from error
 
 
 def _has_branch(scripts: ScriptDirectory, schema: str | None, name: str) -> bool:
     """Return whether a branch of the chain makes these tables: it does those of the default."""
-    from alembic.util import CommandError
-
-    try:
+    with _reading("the revisions"):
         return (schema, name) == (None, DEFAULT_NAME) and has_branch(scripts)
-    except CommandError as error:
-        raise MigrationError(str(error)) from error
 
 
 def _engine(
@@ -251,39 +251,79 @@ def _engine(
 
 
 def _configuration(config: Path | None, directory: Path | None) -> Config:
-    from alembic.config import Config
-
-    if config is None and directory is None:
-        if Path("alembic.ini").exists():
-            config = Path("alembic.ini")
-        elif "[tool.alembic]" in _text(Path("pyproject.toml")):
-            return Config(toml_file="pyproject.toml", cmd_opts=_QUIET)
-        elif Path("migrations/env.py").exists():
-            directory = Path("migrations")
-        else:
+    """Return the configuration by the files that Alembic would read."""
+    ini, toml = Path("alembic.ini"), Path("pyproject.toml")
+    if config is not None and config.name == "pyproject.toml":
+        toml = config
+    elif config is not None:
+        ini = config
+    has_toml = toml.exists() and _has_section(toml)
+    if toml == config and not has_toml:
+        raise MigrationError(f"{config} has no [tool.alembic]: say -c or --directory")
+    if config is None and directory is None and not ini.exists() and not has_toml:
+        if not Path("migrations/env.py").exists():
             raise MigrationError(
                 "there is no alembic.ini, pyproject.toml with [tool.alembic], or migrations/ "
                 "here: say -c or --directory"
             )
+        directory = Path("migrations")
     if directory is None:
-        return Config(str(config), cmd_opts=_QUIET)
+        return _read(ini, toml if has_toml else None)
     # Flask-Migrate keeps the file in there; it names no script_location.
-    ini = directory / "alembic.ini"
-    found = Config(str(config or ini) if config or ini.exists() else None, cmd_opts=_QUIET)
+    found = _read(
+        ini if ini == config else directory / "alembic.ini", toml if toml == config else None
+    )
     found.set_main_option("script_location", str(directory).replace("%", "%%"))
     return found
 
 
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.exists() else ""
+def _read(ini: Path, toml: Path | None) -> Config:
+    from alembic.config import Config
+
+    options: dict[str, Any] = {"cmd_opts": _QUIET}
+    # Before Alembic 1.16 it knows no other file than alembic.ini.
+    if "toml_file" in inspect.signature(Config).parameters:
+        options["toml_file"] = None if toml is None else str(toml)
+    elif toml is not None and not ini.exists():
+        raise MigrationError(f"{toml} is read by Alembic 1.16 and newer: update it, or say -c")
+    return Config(str(ini) if ini.exists() else None, **options)
+
+
+def _has_section(toml: Path) -> bool:
+    return re.search(r"(?m)^\s*\[+\s*tool\s*\.\s*alembic\b", toml.read_text("utf-8")) is not None
 
 
 def _recorded(
     scripts: ScriptDirectory, schema: str | None, name: str, function: str | None = None
 ) -> Call | None:
+    with _reading("the revisions"):
+        return recorded_call(scripts, schema=schema, name=name, function=function)
+
+
+@contextmanager
+def _reading(what: str, *, other_than: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Turn whatever the host's own files raise, which Alembic runs, into an error of ours."""
     from alembic.util import CommandError
 
     try:
-        return recorded_call(scripts, schema=schema, name=name, function=function)
+        yield
+    except (MigrationError, *other_than):
+        raise
     except CommandError as error:
         raise MigrationError(str(error)) from error
+    except Exception as error:
+        raise MigrationError(
+            f"{what} cannot be read: {type(error).__name__}: {error}{_place_of(error)}"
+        ) from error
+
+
+def _place_of(error: Exception) -> str:
+    """Return the line at which a revision failed, for an error that does not say it itself."""
+    if isinstance(error, SyntaxError):
+        return ""
+    frames = traceback.extract_tb(error.__traceback__)
+    loading = [n for n, frame in enumerate(frames) if frame.filename.endswith("pyfiles.py")]
+    for frame in frames[loading[-1] :] if loading else ():
+        if not frame.filename.endswith("pyfiles.py") and not frame.filename.startswith("<"):
+            return f" ({frame.filename}, line {frame.lineno})"
+    return ""

@@ -94,7 +94,9 @@ def databases(config: Config, scripts: ScriptDirectory) -> tuple[str, ...]:
         r"\w_upgrades\b", template.read_text(encoding="utf-8")
     ):
         return ()
-    named = config.get_main_option("databases")
+    # Since Alembic 1.16 a pyproject.toml may have it.
+    option = getattr(config, "get_alembic_option", config.get_main_option)
+    named = option("databases")
     if named is None:
         raise MigrationError(
             f"by its template {template}, this chain has a function for each of several databases, "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import io
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -124,6 +126,76 @@ def test_new_reads_the_configuration(
     assert "say -c or --directory" in run("migrations", "new").one_line()
     ini.rename("alembic.ini")
     assert run("migrations", "check").code == 0
+
+
+@pytest.mark.skipif(
+    "toml_file" not in inspect.signature(Config).parameters,
+    reason="Alembic reads no pyproject.toml",
+)
+def test_the_configuration_may_be_in_a_pyproject(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    toml = Path("pyproject.toml")
+    toml.write_text("[project]\nname = 'host'\n")
+    refusal = run("migrations", "check", "-c", "pyproject.toml").one_line()
+    assert "pyproject.toml has no [tool.alembic]" in refusal
+    assert "say -c or --directory" in run("migrations", "check").one_line()
+    config = Config("alembic.ini", toml_file=toml, stdout=io.StringIO())
+    command.init(config, "migrations", "pyproject")
+    new_file(run("migrations", "new", "--to", STEPS[0]))
+    assert "sa-jobs migrations new" in run("migrations", "check").one_line()
+    Path("alembic.ini").unlink()
+    new_file(run("migrations", "new", "-c", "pyproject.toml"))
+    assert run("migrations", "check").code == 0
+    assert len(list(Path("migrations/versions").glob("*.py"))) == 2
+
+    toml.write_text(toml.read_text() + "\nbroken = [\n")
+    refusal = run("migrations", "check").one_line()
+    assert "Alembic's configuration cannot be read: TOMLDecodeError: " in refusal
+
+
+BROKEN = {
+    "[alembic]\nscript_location = nomod:x\n": "ModuleNotFoundError: No module named 'nomod'",
+    "[alembic]\nscript_location = absent\n": "doesn't exist",
+    "[alembic]\n": "No 'script_location' key found",
+    "script_location = x\n": "MissingSectionHeaderError",
+    "[other]\n": "'script_location'|alembic",
+    "[alembic]\nscript_location = %(nothing)s\n": "InterpolationMissingOptionError",
+}
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_configuration_that_cannot_be_read_is_one_line(
+    text: str, run: Run, tmp_path: Path
+) -> None:
+    ini = tmp_path / "own.ini"
+    ini.write_text(text)
+    for verb in ("check", "new"):
+        ended = run("migrations", verb, "-c", str(ini))
+        assert ended.code == 1
+        assert re.search(BROKEN[text], ended.one_line())
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("def (:", "SyntaxError: .*host_1.py, line 3"),
+        ("import nomod", r"ModuleNotFoundError: No module named 'nomod' \(.*host_1.py, line 3\)"),
+        ("raise KeyError(1)", r"KeyError: 1 \(.*host_1.py, line 3\)"),
+    ],
+)
+def test_a_revision_that_cannot_be_read_is_named(
+    line: str, expected: str, run: Run, make_host: MakeHost
+) -> None:
+    host = make_host()
+    host.add_revision("pass")
+    (file,) = host.directory.glob("versions/*.py")
+    file.write_text(file.read_text().replace("revision =", f"{line}\nrevision =", 1))
+    for verb in ("check", "new"):
+        ended = run("migrations", verb, "--directory", str(host.directory))
+        assert ended.code == 1
+        assert re.search(f"the revisions cannot be read: {expected}", ended.one_line())
 
 
 def test_new_with_two_heads_names_the_option(run: Run, make_host: MakeHost) -> None:

@@ -12,13 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 import sa_jobs
 from sa_jobs.cli.output import escaped, print_line, print_table
 from sa_jobs.errors import MigrationError
 from sa_jobs.migrations import revisions, script
+from sa_jobs.migrations._place import place_options, place_text
 from sa_jobs.migrations._steps import position
-from sa_jobs.migrations.chain import Call, calls, databases, has_branch, recorded_call
+from sa_jobs.migrations.chain import (
+    Call,
+    calls,
+    databases,
+    has_branch,
+    recorded_call,
+    recorded_places,
+)
 from sa_jobs.models import DEFAULT_NAME
 
 if TYPE_CHECKING:
@@ -107,6 +116,8 @@ def new(
     token, function = (f"{engine}_", f"upgrade_{engine}") if engine else ("", None)
     recorded = _recorded(scripts, schema, name, function)
     now = recorded.to if recorded else None
+    if now is None and _is_default("schema") and _is_default("name"):
+        _refuse_other_places(scripts, schema, name, f"for another queue, say --name {name}")
     last = None if remove else revisions()[-1].revision if to == "head" else to
     if (not remove and position(last) <= position(now)) or last == now:
         print_line(f"nothing to do: the chain brings the tables to {now or 'none'}")
@@ -122,10 +133,9 @@ def new(
         f"{token}downgrades": call_of(op.reverse()),
     }
     try:
-        with _reading("the chain's template", other_than=(CommandError,)):
-            written = scripts.generate_revision(
-                rev_id(), message or about, head=head, config=configuration, imports=IMPORT, **lines
-            )
+        written = scripts.generate_revision(
+            rev_id(), message or about, head=head, config=configuration, imports=IMPORT, **lines
+        )
     except CommandError as error:
         hint = " (use --head)" if head is None and len(scripts.get_heads()) > 1 else ""
         raise MigrationError(f"{error}{hint}") from error
@@ -154,6 +164,9 @@ def check(config: Path | None, directory: Path | None, schema: str | None, name:
         return
     recorded = _recorded(scripts, schema, name)
     now = recorded.to if recorded else None
+    if now is None:
+        another = f"sa-jobs migrations new{place_options(schema, name) or f' --name {name}'}"
+        _refuse_other_places(scripts, schema, name, f"`{another}` makes another queue")
     if position(now) < position(latest):
         raise MigrationError(
             f"the revisions bring the tables to {now or 'none'}, and sa-jobs "
@@ -221,6 +234,29 @@ def _has_branch(scripts: ScriptDirectory, schema: str | None, name: str) -> bool
     """Return whether a branch of the chain makes these tables: it does those of the default."""
     with _reading("the revisions"):
         return (schema, name) == (None, DEFAULT_NAME) and has_branch(scripts)
+
+
+def _is_default(option: str) -> bool:
+    source = click.get_current_context().get_parameter_source(option)
+    return source is ParameterSource.DEFAULT
+
+
+def _refuse_other_places(
+    scripts: ScriptDirectory, schema: str | None, name: str, otherwise: str
+) -> None:
+    """Raise MigrationError if the chain makes tables, but others than those asked for."""
+    with _reading("the revisions"):
+        # Of a chain for several databases, another one may have these very tables.
+        places = [place for place in recorded_places(scripts) if place != (schema, name)]
+    # No options name the default place, where others were asked for.
+    known = " or ".join(
+        f"`{(place_options(*place) or f' --name {place[1]}').strip()}`" for place in places
+    )
+    if known:
+        raise MigrationError(
+            f"the revisions make the tables of {' and '.join(place_text(*p) for p in places)}, "
+            f"and none of {place_text(schema, name)}: say {known}; {otherwise}"
+        )
 
 
 def _engine(
@@ -301,13 +337,13 @@ def _recorded(
 
 
 @contextmanager
-def _reading(what: str, *, other_than: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+def _reading(what: str) -> Iterator[None]:
     """Turn whatever the host's own files raise, which Alembic runs, into an error of ours."""
     from alembic.util import CommandError
 
     try:
         yield
-    except (MigrationError, *other_than):
+    except MigrationError:
         raise
     except CommandError as error:
         raise MigrationError(str(error)) from error

@@ -48,6 +48,15 @@ def recorded_call(
     return None
 
 
+def recorded_places(scripts: ScriptDirectory) -> tuple[tuple[str | None, str], ...]:
+    """Return schema and name of all tables that the chain has made and not removed."""
+    last: dict[tuple[str | None, str], str | None] = {}
+    for script in scripts.walk_revisions():
+        for call in reversed(list(calls(Path(script.path)))):
+            last.setdefault((call.schema, call.name), call.to)
+    return tuple(place for place, to in last.items() if to is not None)
+
+
 def has_branch(scripts: ScriptDirectory) -> bool:
     """Return whether the chain has the steps themselves, as a branch of their own."""
     first = revisions()[0].revision

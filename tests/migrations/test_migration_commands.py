@@ -240,6 +240,32 @@ def test_the_steps_as_a_branch_need_no_revision(
     )
 
 
+def test_the_place_of_the_chain_is_named_where_another_was_asked_for(
+    run: Run, make_host: MakeHost
+) -> None:
+    host = make_host()
+    where = ["--directory", str(host.directory)]
+    new_file(run("migrations", "new", *where, "--schema", "shop"))
+    for verb in ("check", "new"):
+        refusal = run("migrations", verb, *where).one_line()
+        assert (
+            "make the tables of shop.sa_jobs, and none of sa_jobs: say `--schema shop`" in refusal
+        )
+        assert "--name sa_jobs" in refusal
+    assert run("migrations", "check", *where, "--schema", "shop").code == 0
+    assert len(list(host.directory.glob("versions/*.py"))) == 1
+
+    # A second queue that is named is made, that of the default name too.
+    new_file(run("migrations", "new", *where, "--name", "sa_jobs"))
+    refusal = run("migrations", "check", *where, "--name", "third").one_line()
+    assert (
+        "say `--name sa_jobs` or `--schema shop`; `sa-jobs migrations new --name third`" in refusal
+    )
+    new_file(run("migrations", "new", *where, "--schema", "shop", "--remove"))
+    assert "`--schema" not in run("migrations", "check", *where, "--name", "third").one_line()
+    assert run("migrations", "check", *where).code == 0
+
+
 # --- Chains for several databases -----------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import traceback
@@ -16,7 +17,8 @@ from click.core import ParameterSource
 
 import sa_jobs
 from sa_jobs.cli.output import escaped, print_line, print_table
-from sa_jobs.errors import MigrationError
+from sa_jobs.cli.steps import known_step
+from sa_jobs.errors import AttachError, MigrationError
 from sa_jobs.migrations import revisions, script
 from sa_jobs.migrations._place import place_options, place_text
 from sa_jobs.migrations._steps import position
@@ -29,6 +31,7 @@ from sa_jobs.migrations.chain import (
     recorded_places,
 )
 from sa_jobs.models import DEFAULT_NAME
+from sa_jobs.names import check_names
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -45,12 +48,17 @@ def migrations() -> None:
 
 
 def _schema_and_name(command: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(command)
+    def with_checked(schema: str | None, name: str, **rest: Any) -> Any:
+        check_names(name, schema, AttachError)
+        return command(schema=schema, name=name, **rest)
+
     for option in (
         click.option("--name", default=DEFAULT_NAME, show_default=True, help="Name of the tables."),
         click.option("--schema", help="Schema of the tables, as attach() has it."),
     ):
-        command = option(command)
-    return command
+        with_checked = option(with_checked)
+    return with_checked
 
 
 def _host(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,7 +83,14 @@ def _host(command: Callable[..., Any]) -> Callable[..., Any]:
 @_host
 @click.option("--head", help="The head to add the revision to, where there are several.")
 @click.option("--engine", help="The database of the tables, in a chain (multidb) of several.")
-@click.option("--to", default="head", show_default=True, metavar="STEP", help="The last step.")
+@click.option(
+    "--to",
+    default="head",
+    show_default=True,
+    metavar="STEP",
+    callback=known_step("head"),
+    help="The last step.",
+)
 @click.option("--remove", is_flag=True, help="Write the revision that drops the tables.")
 @click.option("-m", "--message", help="The revision's message.")
 def new(
@@ -190,32 +205,54 @@ def list_() -> None:
 
 @migrations.command()
 @_schema_and_name
-@click.option("--from", "from_", default="base", show_default=True, metavar="STEP")
-@click.option("--to", metavar="STEP", help="Default: head, or base with --down.")
-@click.option("--down", is_flag=True, help="The way back; --from is then head by default.")
+@click.option(
+    "--from",
+    "from_",
+    metavar="STEP",
+    callback=known_step("base", "head"),
+    help="Default: base, or head with --down.",
+)
+@click.option(
+    "--to",
+    metavar="STEP",
+    callback=known_step("base", "head"),
+    help="Default: head, or base with --down.",
+)
+@click.option("--down", is_flag=True, help="The way back.")
 @click.option("--concurrently", is_flag=True, help="Build indexes while writes go on.")
 def sql(
     schema: str | None,
     name: str,
-    from_: str,
+    from_: str | None,
     to: str | None,
     down: bool,
     concurrently: bool,
 ) -> None:
     """Print the SQL of steps, for `psql -v ON_ERROR_STOP=1`."""
-    if down:
-        from_ = revisions()[-1].revision if from_ in ("base", "head") else from_
-    first, last = (None if from_ == "base" else from_), to or ("base" if down else "head")
+    first, last = ("head", "base") if down else ("base", "head")
+    first, last = from_ or first, to or last
+    start, end = _step(first), _step(last)
+    if start == end:
+        raise click.UsageError(f"there is no step from {first} to {last}, so there is no SQL")
+    if (position(end) < position(start)) != down:
+        way = "up, and --down is for the way back" if down else "back: say --down"
+        raise click.UsageError(f"from {first} to {last} is the way {way}")
     click.echo(
         script(
-            last,
-            from_=first,
+            end,
+            from_=start,
             schema=schema,
             name=name,
             concurrently=True if concurrently else "auto",
         ),
         nl=False,
     )
+
+
+def _step(given: str) -> str | None:
+    if given == "head":
+        return revisions()[-1].revision
+    return None if given == "base" else given
 
 
 # Alembic prints the path too, with an ellipsis.

@@ -16,7 +16,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 
-from sa_jobs import migrations
+from sa_jobs import __version__, migrations
 from sa_jobs.cli import main
 from sa_jobs.migrations.chain import recorded_call
 from tests.migrations.schema import (
@@ -413,6 +413,51 @@ def test_sql_does_what_the_command_does(
     assert objects(empty_database) == set()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (f"--from {HEAD} --to base", f"from {HEAD} to base is the way back: say --down"),
+        (f"--from head --to {STEPS[0]}", "is the way back: say --down"),
+        (f"--down --from {STEPS[0]} --to head", "is the way up, and --down is for the way back"),
+        ("--from head", "there is no step from head to head"),
+        ("--to base", "there is no step from base to base"),
+        (f"--from {HEAD}", f"there is no step from {HEAD} to head"),
+        ("--down --from base", "there is no step from base to base"),
+    ],
+)
+def test_sql_refuses_the_wrong_way_and_no_way(arguments: str, expected: str, run: Run) -> None:
+    ended = run("migrations", "sql", *arguments.split())
+    assert (ended.code, ended.out) == (2, "")
+    assert expected in ended.one_line()
+
+
+def test_sql_takes_head_and_base_by_name(run: Run) -> None:
+    whole = run("migrations", "sql").out
+    assert whole == run("migrations", "sql", "--from", "base", "--to", "head").out
+    back = run("migrations", "sql", "--down").out
+    assert back == run("migrations", "sql", "--down", "--from", "head", "--to", "base").out
+    assert "DROP TABLE" in back
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--name", "a b"),
+        ("--name", 'a"b'),
+        ("--name", "a" * 50),
+        ("--name", "taken"),
+        ("--schema", "a b"),
+        ("--schema", "pg_own"),
+        ("--schema", ""),
+    ],
+)
+def test_names_that_tables_cannot_have_are_wrong_usage(option: str, value: str, run: Run) -> None:
+    for verb in ("new", "check", "sql"):
+        ended = run("migrations", verb, option, value)
+        assert (ended.code, ended.out) == (2, "")
+        assert f"{option.removeprefix('--')}={value!r}" in ended.one_line()
+
+
 # --- db -------------------------------------------------------------------------------------------
 
 
@@ -431,14 +476,21 @@ def test_db_goes_up_and_down(run: Run, empty_database: str) -> None:
     assert objects(url) == set()
 
 
-def test_a_step_that_the_package_lacks_is_named(run: Run, empty_database: str) -> None:
-    ended = run("migrations", "sql", "--to", "sa_jobs_9999", url=empty_database)
-    assert ended.code == 1
-    assert "needs a newer sa-jobs" in ended.one_line()
-
-    ended = run("db", "upgrade", "--to", "sa_jobs_9999", url=empty_database)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("migrations", "new", "--to"),
+        ("migrations", "sql", "--to"),
+        ("migrations", "sql", "--from"),
+        ("db", "upgrade", "--to"),
+        ("db", "downgrade", "--to"),
+    ],
+    ids=" ".join,
+)
+def test_a_step_that_the_package_lacks_is_named(command: tuple[str, ...], run: Run) -> None:
+    ended = run(*command, "sa_jobs_9999")
     assert ended.code == 2
-    assert "'sa_jobs_9999' is not a step" in ended.one_line()
+    assert f"'sa_jobs_9999' is not a step of sa-jobs {__version__}" in ended.one_line()
 
 
 def test_a_newer_schema_that_this_release_may_use_is_fine(run: Run, empty_database: str) -> None:

@@ -5,25 +5,13 @@ from __future__ import annotations
 import click
 from sqlalchemy import Engine
 
-import sa_jobs
 from sa_jobs import migrations
 from sa_jobs.cli.database import Place, check_server, place_options
 from sa_jobs.cli.output import print_line, report
+from sa_jobs.cli.steps import known_step
 from sa_jobs.errors import SchemaVersionError
 
 _CONCURRENTLY: dict[str, bool] = {"always": True, "never": False}
-
-
-def _check_step(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    known = [step.revision for step in migrations.revisions()]
-    if value != "head" and value not in known:
-        raise click.BadParameter(
-            f"{value!r} is not a step of sa-jobs {sa_jobs.__version__}, which has "
-            f"{', '.join(known)}",
-            ctx,
-            param,
-        )
-    return value
 
 
 @click.group()
@@ -49,7 +37,7 @@ _lock_timeout = click.option(
     default="head",
     show_default=True,
     metavar="STEP",
-    callback=_check_step,
+    callback=known_step("head"),
     help="The last step to run.",
 )
 @click.option(
@@ -81,7 +69,11 @@ def upgrade(place: Place, to: str, concurrently: str, lock_timeout: str) -> None
 
 @db.command()
 @click.option(
-    "--to", required=True, metavar="STEP", help="The newest step to keep, or `base` for none."
+    "--to",
+    required=True,
+    metavar="STEP",
+    callback=known_step("base"),
+    help="The newest step to keep, or `base` for none.",
 )
 @click.option("--yes", is_flag=True, help="Drop the tables with all jobs, for `--to base`.")
 @_lock_timeout

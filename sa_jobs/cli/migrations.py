@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import re
+import traceback
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 import sa_jobs
 from sa_jobs.cli.output import escaped, print_line, print_table
-from sa_jobs.errors import MigrationError
+from sa_jobs.cli.steps import known_step
+from sa_jobs.errors import AttachError, MigrationError
 from sa_jobs.migrations import revisions, script
-from sa_jobs.migrations._steps import position
-from sa_jobs.migrations.chain import Call, calls, databases, recorded_call
+from sa_jobs.migrations._place import place_options, place_text
+from sa_jobs.migrations._steps import is_id, position
+from sa_jobs.migrations.chain import (
+    Call,
+    calls,
+    databases,
+    has_branch,
+    recorded_call,
+    recorded_places,
+)
 from sa_jobs.models import DEFAULT_NAME
+from sa_jobs.names import check_names
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -32,12 +48,17 @@ def migrations() -> None:
 
 
 def _schema_and_name(command: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(command)
+    def with_checked(schema: str | None, name: str, **rest: Any) -> Any:
+        check_names(name, schema, AttachError)
+        return command(schema=schema, name=name, **rest)
+
     for option in (
         click.option("--name", default=DEFAULT_NAME, show_default=True, help="Name of the tables."),
         click.option("--schema", help="Schema of the tables, as attach() has it."),
     ):
-        command = option(command)
-    return command
+        with_checked = option(with_checked)
+    return with_checked
 
 
 def _host(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,7 +83,14 @@ def _host(command: Callable[..., Any]) -> Callable[..., Any]:
 @_host
 @click.option("--head", help="The head to add the revision to, where there are several.")
 @click.option("--engine", help="The database of the tables, in a chain (multidb) of several.")
-@click.option("--to", default="head", show_default=True, metavar="STEP", help="The last step.")
+@click.option(
+    "--to",
+    default="head",
+    show_default=True,
+    metavar="STEP",
+    callback=known_step("head"),
+    help="The last step.",
+)
 @click.option("--remove", is_flag=True, help="Write the revision that drops the tables.")
 @click.option("-m", "--message", help="The revision's message.")
 def new(
@@ -85,10 +113,26 @@ def new(
     from sa_jobs.alembic import IMPORT, DowngradeOp, UpgradeOp, call_of
 
     configuration, scripts = _chain(config, directory)
-    engine = _engine(databases(configuration, scripts), scripts, engine, schema, name)
+    if _has_branch(scripts, schema, name):
+        if remove or to != "head":
+            target = "base" if remove else to
+            raise MigrationError(
+                "the steps are a branch of this chain, which is moved without a new revision: run "
+                f"`alembic {'downgrade' if remove else 'upgrade'} sa_jobs@{target}`"
+            )
+        print_line(
+            "nothing to do: the steps are a branch of this chain, and `alembic upgrade "
+            "sa_jobs@head` runs them"
+        )
+        return
+    with _reading("Alembic's configuration"):
+        engines = databases(configuration, scripts)
+    engine = _engine(engines, scripts, engine, schema, name)
     token, function = (f"{engine}_", f"upgrade_{engine}") if engine else ("", None)
     recorded = _recorded(scripts, schema, name, function)
     now = recorded.to if recorded else None
+    if now is None and _is_default("schema") and _is_default("name"):
+        _refuse_other_places(scripts, schema, name, f"for another queue, say --name {name}")
     last = None if remove else revisions()[-1].revision if to == "head" else to
     if (not remove and position(last) <= position(now)) or last == now:
         print_line(f"nothing to do: the chain brings the tables to {now or 'none'}")
@@ -126,9 +170,18 @@ def new(
 @_host
 def check(config: Path | None, directory: Path | None, schema: str | None, name: str) -> None:
     """Fail if your chain lacks a step of this release, and say what to run."""
-    recorded = _recorded(_chain(config, directory)[1], schema, name)
-    now = recorded.to if recorded else None
+    scripts = _chain(config, directory)[1]
     latest = revisions()[-1].revision
+    if _has_branch(scripts, schema, name):
+        print_line(
+            f"a branch of the chain has the steps up to {latest}, the newest of this release"
+        )
+        return
+    recorded = _recorded(scripts, schema, name)
+    now = recorded.to if recorded else None
+    if now is None:
+        another = f"sa-jobs migrations new{place_options(schema, name) or f' --name {name}'}"
+        _refuse_other_places(scripts, schema, name, f"`{another}` makes another queue")
     if position(now) < position(latest):
         raise MigrationError(
             f"the revisions bring the tables to {now or 'none'}, and sa-jobs "
@@ -152,26 +205,42 @@ def list_() -> None:
 
 @migrations.command()
 @_schema_and_name
-@click.option("--from", "from_", default="base", show_default=True, metavar="STEP")
-@click.option("--to", metavar="STEP", help="Default: head, or base with --down.")
-@click.option("--down", is_flag=True, help="The way back; --from is then head by default.")
+@click.option(
+    "--from",
+    "from_",
+    metavar="STEP",
+    callback=known_step("base", "head"),
+    help="Default: base, or head with --down.",
+)
+@click.option(
+    "--to",
+    metavar="STEP",
+    callback=known_step("base", "head"),
+    help="Default: head, or base with --down.",
+)
+@click.option("--down", is_flag=True, help="The way back.")
 @click.option("--concurrently", is_flag=True, help="Build indexes while writes go on.")
 def sql(
     schema: str | None,
     name: str,
-    from_: str,
+    from_: str | None,
     to: str | None,
     down: bool,
     concurrently: bool,
 ) -> None:
     """Print the SQL of steps, for `psql -v ON_ERROR_STOP=1`."""
-    if down:
-        from_ = revisions()[-1].revision if from_ in ("base", "head") else from_
-    first, last = (None if from_ == "base" else from_), to or ("base" if down else "head")
+    first, last = ("head", "base") if down else ("base", "head")
+    first, last = from_ or first, to or last
+    start, end = _step(first), _step(last)
+    if start == end:
+        raise click.UsageError(f"there is no step from {first} to {last}, so there is no SQL")
+    if (position(end) < position(start)) != down:
+        way = "up, and --down is for the way back" if down else "back: say --down"
+        raise click.UsageError(f"from {first} to {last} is the way {way}")
     click.echo(
         script(
-            last,
-            from_=first,
+            end,
+            from_=start,
             schema=schema,
             name=name,
             concurrently=True if concurrently else "auto",
@@ -180,19 +249,51 @@ def sql(
     )
 
 
+def _step(given: str) -> str | None:
+    if given == "head":
+        return revisions()[-1].revision
+    return None if given == "base" else given
+
+
 # Alembic prints the path too, with an ellipsis.
 _QUIET = Namespace(quiet=True)
 
 
 def _chain(config: Path | None, directory: Path | None) -> tuple[Config, ScriptDirectory]:
     from alembic.script import ScriptDirectory
-    from alembic.util import CommandError
 
-    configuration = _configuration(config, directory)
-    try:
+    with _reading("Alembic's configuration"):
+        configuration = _configuration(config, directory)
         return configuration, ScriptDirectory.from_config(configuration)
-    except CommandError as error:
-        raise MigrationError(str(error)) from error
+
+
+def _has_branch(scripts: ScriptDirectory, schema: str | None, name: str) -> bool:
+    """Return whether a branch of the chain makes these tables: it does those of the default."""
+    with _reading("the revisions"):
+        return (schema, name) == (None, DEFAULT_NAME) and has_branch(scripts)
+
+
+def _is_default(option: str) -> bool:
+    source = click.get_current_context().get_parameter_source(option)
+    return source is ParameterSource.DEFAULT
+
+
+def _refuse_other_places(
+    scripts: ScriptDirectory, schema: str | None, name: str, otherwise: str
+) -> None:
+    """Raise MigrationError if the chain makes tables, but others than those asked for."""
+    with _reading("the revisions"):
+        # Of a chain for several databases, another one may have these very tables.
+        places = [place for place in recorded_places(scripts) if place != (schema, name)]
+    # No options name the default place, where others were asked for.
+    known = " or ".join(
+        f"`{(place_options(*place) or f' --name {place[1]}').strip()}`" for place in places
+    )
+    if known:
+        raise MigrationError(
+            f"the revisions make the tables of {' and '.join(place_text(*p) for p in places)}, "
+            f"and none of {place_text(schema, name)}: say {known}; {otherwise}"
+        )
 
 
 def _engine(
@@ -223,39 +324,87 @@ def _engine(
 
 
 def _configuration(config: Path | None, directory: Path | None) -> Config:
-    from alembic.config import Config
-
-    if config is None and directory is None:
-        if Path("alembic.ini").exists():
-            config = Path("alembic.ini")
-        elif "[tool.alembic]" in _text(Path("pyproject.toml")):
-            return Config(toml_file="pyproject.toml", cmd_opts=_QUIET)
-        elif Path("migrations/env.py").exists():
-            directory = Path("migrations")
-        else:
+    """Return the configuration by the files that Alembic would read."""
+    ini, toml = Path("alembic.ini"), Path("pyproject.toml")
+    if config is not None and config.name == "pyproject.toml":
+        toml = config
+    elif config is not None:
+        ini = config
+    has_toml = toml.exists() and _has_section(toml)
+    if toml == config and not has_toml:
+        raise MigrationError(f"{config} has no [tool.alembic]: say -c or --directory")
+    if config is None and directory is None and not ini.exists() and not has_toml:
+        if not Path("migrations/env.py").exists():
             raise MigrationError(
                 "there is no alembic.ini, pyproject.toml with [tool.alembic], or migrations/ "
                 "here: say -c or --directory"
             )
+        directory = Path("migrations")
     if directory is None:
-        return Config(str(config), cmd_opts=_QUIET)
+        return _read(ini, toml if has_toml else None)
     # Flask-Migrate keeps the file in there; it names no script_location.
-    ini = directory / "alembic.ini"
-    found = Config(str(config or ini) if config or ini.exists() else None, cmd_opts=_QUIET)
+    found = _read(
+        ini if ini == config else directory / "alembic.ini", toml if toml == config else None
+    )
     found.set_main_option("script_location", str(directory).replace("%", "%%"))
     return found
 
 
-def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8") if path.exists() else ""
+def _read(ini: Path, toml: Path | None) -> Config:
+    from alembic.config import Config
+
+    options: dict[str, Any] = {"cmd_opts": _QUIET}
+    # Before Alembic 1.16 it knows no other file than alembic.ini.
+    if "toml_file" in inspect.signature(Config).parameters:
+        options["toml_file"] = None if toml is None else str(toml)
+    elif toml is not None and not ini.exists():
+        raise MigrationError(f"{toml} is read by Alembic 1.16 and newer: update it, or say -c")
+    return Config(str(ini) if ini.exists() else None, **options)
+
+
+def _has_section(toml: Path) -> bool:
+    return re.search(r"(?m)^\s*\[+\s*tool\s*\.\s*alembic\b", toml.read_text("utf-8")) is not None
 
 
 def _recorded(
     scripts: ScriptDirectory, schema: str | None, name: str, function: str | None = None
 ) -> Call | None:
+    with _reading("the revisions"):
+        found = recorded_call(scripts, schema=schema, name=name, function=function)
+    if found and found.to is not None and not is_id(found.to):
+        newest = revisions()[-1].revision
+        raise MigrationError(
+            f"{found.path} brings the tables to {found.to}, which is no step by its id, and head is "
+            "another one in each release: let it name the step that the databases are at "
+            f"(`sa-jobs db current`), as {newest!r}"
+        )
+    return found
+
+
+@contextmanager
+def _reading(what: str) -> Iterator[None]:
+    """Turn whatever the host's own files raise, which Alembic runs, into an error of ours."""
     from alembic.util import CommandError
 
     try:
-        return recorded_call(scripts, schema=schema, name=name, function=function)
+        yield
+    except MigrationError:
+        raise
     except CommandError as error:
         raise MigrationError(str(error)) from error
+    except Exception as error:
+        raise MigrationError(
+            f"{what} cannot be read: {type(error).__name__}: {error}{_place_of(error)}"
+        ) from error
+
+
+def _place_of(error: Exception) -> str:
+    """Return the line at which a revision failed, for an error that does not say it itself."""
+    if isinstance(error, SyntaxError):
+        return ""
+    frames = traceback.extract_tb(error.__traceback__)
+    loading = [n for n, frame in enumerate(frames) if frame.filename.endswith("pyfiles.py")]
+    for frame in frames[loading[-1] :] if loading else ():
+        if not frame.filename.endswith("pyfiles.py") and not frame.filename.startswith("<"):
+            return f" ({frame.filename}, line {frame.lineno})"
+    return ""

@@ -102,6 +102,11 @@ def blocks(page: str) -> Iterator[tuple[str, str]]:
         yield language, textwrap.dedent(block)
 
 
+def paragraphs(page: str) -> list[str]:
+    """Return the paragraphs of a page, and the rows of its tables."""
+    return re.split(r"\n\n|\n(?=\|)", (ROOT / "docs" / f"{page}.md").read_text())
+
+
 def commands(block: str) -> list[str]:
     return [line[2:] for line in block.splitlines() if line.startswith("$ ")]
 
@@ -170,6 +175,14 @@ def test_the_commands_for_flask_work(page: str, flask: Reader) -> None:
             for command in commands(block):
                 if not command.startswith("pip "):
                     flask.run(command)
+
+
+def test_a_page_that_calls_the_alembic_module_imports_it() -> None:
+    # `import sa_jobs` does not load it, so a call alone would be an AttributeError.
+    calling = [line for page in PAGES for line in paragraphs(page) if "sa_jobs.alembic." in line]
+    assert len(calling) >= 2
+    for paragraph in calling:
+        assert "`import sa_jobs.alembic`" in paragraph, paragraph
 
 
 def test_every_page_about_migrations_is_run() -> None:

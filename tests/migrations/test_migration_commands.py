@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import io
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +16,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
 
-from sa_jobs import migrations
+from sa_jobs import __version__, migrations
 from sa_jobs.cli import main
 from sa_jobs.migrations.chain import recorded_call
 from tests.migrations.schema import (
@@ -126,6 +128,76 @@ def test_new_reads_the_configuration(
     assert run("migrations", "check").code == 0
 
 
+@pytest.mark.skipif(
+    "toml_file" not in inspect.signature(Config).parameters,
+    reason="Alembic reads no pyproject.toml",
+)
+def test_the_configuration_may_be_in_a_pyproject(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    toml = Path("pyproject.toml")
+    toml.write_text("[project]\nname = 'host'\n")
+    refusal = run("migrations", "check", "-c", "pyproject.toml").one_line()
+    assert "pyproject.toml has no [tool.alembic]" in refusal
+    assert "say -c or --directory" in run("migrations", "check").one_line()
+    config = Config("alembic.ini", toml_file=toml, stdout=io.StringIO())
+    command.init(config, "migrations", "pyproject")
+    new_file(run("migrations", "new", "--to", STEPS[0]))
+    assert "sa-jobs migrations new" in run("migrations", "check").one_line()
+    Path("alembic.ini").unlink()
+    new_file(run("migrations", "new", "-c", "pyproject.toml"))
+    assert run("migrations", "check").code == 0
+    assert len(list(Path("migrations/versions").glob("*.py"))) == 2
+
+    toml.write_text(toml.read_text() + "\nbroken = [\n")
+    refusal = run("migrations", "check").one_line()
+    assert "Alembic's configuration cannot be read: TOMLDecodeError: " in refusal
+
+
+BROKEN = {
+    "[alembic]\nscript_location = nomod:x\n": "ModuleNotFoundError: No module named 'nomod'",
+    "[alembic]\nscript_location = absent\n": "doesn't exist",
+    "[alembic]\n": "No 'script_location' key found",
+    "script_location = x\n": "MissingSectionHeaderError",
+    "[other]\n": "'script_location'|alembic",
+    "[alembic]\nscript_location = %(nothing)s\n": "InterpolationMissingOptionError",
+}
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_configuration_that_cannot_be_read_is_one_line(
+    text: str, run: Run, tmp_path: Path
+) -> None:
+    ini = tmp_path / "own.ini"
+    ini.write_text(text)
+    for verb in ("check", "new"):
+        ended = run("migrations", verb, "-c", str(ini))
+        assert ended.code == 1
+        assert re.search(BROKEN[text], ended.one_line())
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("def (:", "SyntaxError: .*host_1.py, line 3"),
+        ("import nomod", r"ModuleNotFoundError: No module named 'nomod' \(.*host_1.py, line 3\)"),
+        ("raise KeyError(1)", r"KeyError: 1 \(.*host_1.py, line 3\)"),
+    ],
+)
+def test_a_revision_that_cannot_be_read_is_named(
+    line: str, expected: str, run: Run, make_host: MakeHost
+) -> None:
+    host = make_host()
+    host.add_revision("pass")
+    (file,) = host.directory.glob("versions/*.py")
+    file.write_text(file.read_text().replace("revision =", f"{line}\nrevision =", 1))
+    for verb in ("check", "new"):
+        ended = run("migrations", verb, "--directory", str(host.directory))
+        assert ended.code == 1
+        assert re.search(f"the revisions cannot be read: {expected}", ended.one_line())
+
+
 def test_new_with_two_heads_names_the_option(run: Run, make_host: MakeHost) -> None:
     host = make_host()
     host.add_revision("pass")
@@ -135,6 +207,63 @@ def test_new_with_two_heads_names_the_option(run: Run, make_host: MakeHost) -> N
     assert "--head" in run("migrations", "new", *where).one_line()
     source = new_file(run("migrations", "new", "--head", second, *where))
     assert f"Revises: {second}\n" in source
+
+
+def test_the_steps_as_a_branch_need_no_revision(
+    run: Run, make_host: MakeHost, empty_database: str
+) -> None:
+    host = make_host()
+    head = host.add_revision("pass")
+    ini = host.directory.with_suffix(".ini")
+    locations = f"{host.directory / 'versions'}\n    sa_jobs:migrations/versions"
+    ini.write_text(
+        "[alembic]\n"
+        f"script_location = {host.directory}\n"
+        "path_separator = newline\n"
+        "version_path_separator = newline\n"
+        f"version_locations =\n    {locations}\n"
+    )
+    where = ["-c", str(ini)]
+    assert f"{HEAD}, the newest of this release" in run("migrations", "check", *where).out
+    for chosen in ([], ["--head", head]):
+        assert "`alembic upgrade sa_jobs@head`" in run("migrations", "new", *where, *chosen).out
+    refusal = run("migrations", "new", "--remove", *where).one_line()
+    assert "run `alembic downgrade sa_jobs@base`" in refusal
+    refusal = run("migrations", "new", "--to", STEPS[0], *where).one_line()
+    assert f"run `alembic upgrade sa_jobs@{STEPS[0]}`" in refusal
+    assert len(list(host.directory.glob("versions/*.py"))) == 1
+
+    # The branch makes the tables of the default name alone.
+    assert run("migrations", "check", "--name", "other", *where).code == 1
+    assert "name='other'" in new_file(
+        run("migrations", "new", "--name", "other", "--head", head, *where)
+    )
+
+
+def test_the_place_of_the_chain_is_named_where_another_was_asked_for(
+    run: Run, make_host: MakeHost
+) -> None:
+    host = make_host()
+    where = ["--directory", str(host.directory)]
+    new_file(run("migrations", "new", *where, "--schema", "shop"))
+    for verb in ("check", "new"):
+        refusal = run("migrations", verb, *where).one_line()
+        assert (
+            "make the tables of shop.sa_jobs, and none of sa_jobs: say `--schema shop`" in refusal
+        )
+        assert "--name sa_jobs" in refusal
+    assert run("migrations", "check", *where, "--schema", "shop").code == 0
+    assert len(list(host.directory.glob("versions/*.py"))) == 1
+
+    # A second queue that is named is made, that of the default name too.
+    new_file(run("migrations", "new", *where, "--name", "sa_jobs"))
+    refusal = run("migrations", "check", *where, "--name", "third").one_line()
+    assert (
+        "say `--name sa_jobs` or `--schema shop`; `sa-jobs migrations new --name third`" in refusal
+    )
+    new_file(run("migrations", "new", *where, "--schema", "shop", "--remove"))
+    assert "`--schema" not in run("migrations", "check", *where, "--name", "third").one_line()
+    assert run("migrations", "check", *where).code == 0
 
 
 # --- Chains for several databases -----------------------------------------------------------------
@@ -238,7 +367,12 @@ def test_new_names_autogenerate_where_a_template_hides_the_place(
     [
         ("sa_jobs.migrations.upgrade('sa_jobs_0002', from_='sa_jobs_0001')", "sa_jobs_0002"),
         ("sa_jobs.migrations.upgrade(to='sa_jobs_0002')", "sa_jobs_0002"),
-        ("sa_jobs.migrations.upgrade()", HEAD),
+        ("sa_jobs.migrations.upgrade()", "head"),
+        ("from sa_jobs import migrations as m; m.upgrade('sa_jobs_0001')", "sa_jobs_0001"),
+        ("import sa_jobs.migrations as m; m.upgrade('sa_jobs_0001')", "sa_jobs_0001"),
+        ("import sa_jobs as q; q.migrations.upgrade('sa_jobs_0001')", "sa_jobs_0001"),
+        ("from sa_jobs.migrations import upgrade as up; up('sa_jobs_0001')", "sa_jobs_0001"),
+        ("from other import migrations; migrations.upgrade('sa_jobs_0001')", None),
         ("sa_jobs.migrations.downgrade('base', from_='sa_jobs_0002')", None),
         ("sa_jobs.migrations.upgrade('sa_jobs_0001', schema='other')", None),
         ("other.migrations.upgrade('sa_jobs_0001')", None),
@@ -255,6 +389,22 @@ def test_the_recorded_step_is_read_from_the_files(
     config.set_main_option("script_location", str(host.directory))
     call = recorded_call(ScriptDirectory.from_config(config))
     assert (call.to if call else None) == expected
+
+
+@pytest.mark.parametrize("to", ["", "'head'", "to='head'", "STEP"])
+def test_a_revision_that_names_no_step_is_refused(to: str, run: Run, make_host: MakeHost) -> None:
+    host = make_host()
+    host.add_revision(f"sa_jobs.migrations.upgrade({to})")
+    where = ["--directory", str(host.directory)]
+    for verb in ("check", "new"):
+        ended = run("migrations", verb, *where)
+        assert ended.code == 1
+        assert "host_1.py brings the tables to " in ended.one_line()
+        assert "let it name the step" in ended.one_line()
+
+    # A later revision that does is enough.
+    host.add_steps()
+    assert run("migrations", "check", *where).code == 0
 
 
 # --- migrations list and sql ----------------------------------------------------------------------
@@ -284,6 +434,51 @@ def test_sql_does_what_the_command_does(
     assert objects(empty_database) == set()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (f"--from {HEAD} --to base", f"from {HEAD} to base is the way back: say --down"),
+        (f"--from head --to {STEPS[0]}", "is the way back: say --down"),
+        (f"--down --from {STEPS[0]} --to head", "is the way up, and --down is for the way back"),
+        ("--from head", "there is no step from head to head"),
+        ("--to base", "there is no step from base to base"),
+        (f"--from {HEAD}", f"there is no step from {HEAD} to head"),
+        ("--down --from base", "there is no step from base to base"),
+    ],
+)
+def test_sql_refuses_the_wrong_way_and_no_way(arguments: str, expected: str, run: Run) -> None:
+    ended = run("migrations", "sql", *arguments.split())
+    assert (ended.code, ended.out) == (2, "")
+    assert expected in ended.one_line()
+
+
+def test_sql_takes_head_and_base_by_name(run: Run) -> None:
+    whole = run("migrations", "sql").out
+    assert whole == run("migrations", "sql", "--from", "base", "--to", "head").out
+    back = run("migrations", "sql", "--down").out
+    assert back == run("migrations", "sql", "--down", "--from", "head", "--to", "base").out
+    assert "DROP TABLE" in back
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--name", "a b"),
+        ("--name", 'a"b'),
+        ("--name", "a" * 50),
+        ("--name", "taken"),
+        ("--schema", "a b"),
+        ("--schema", "pg_own"),
+        ("--schema", ""),
+    ],
+)
+def test_names_that_tables_cannot_have_are_wrong_usage(option: str, value: str, run: Run) -> None:
+    for verb in ("new", "check", "sql"):
+        ended = run("migrations", verb, option, value)
+        assert (ended.code, ended.out) == (2, "")
+        assert f"{option.removeprefix('--')}={value!r}" in ended.one_line()
+
+
 # --- db -------------------------------------------------------------------------------------------
 
 
@@ -302,14 +497,21 @@ def test_db_goes_up_and_down(run: Run, empty_database: str) -> None:
     assert objects(url) == set()
 
 
-def test_a_step_that_the_package_lacks_is_named(run: Run, empty_database: str) -> None:
-    ended = run("migrations", "sql", "--to", "sa_jobs_9999", url=empty_database)
-    assert ended.code == 1
-    assert "needs a newer sa-jobs" in ended.one_line()
-
-    ended = run("db", "upgrade", "--to", "sa_jobs_9999", url=empty_database)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("migrations", "new", "--to"),
+        ("migrations", "sql", "--to"),
+        ("migrations", "sql", "--from"),
+        ("db", "upgrade", "--to"),
+        ("db", "downgrade", "--to"),
+    ],
+    ids=" ".join,
+)
+def test_a_step_that_the_package_lacks_is_named(command: tuple[str, ...], run: Run) -> None:
+    ended = run(*command, "sa_jobs_9999")
     assert ended.code == 2
-    assert "'sa_jobs_9999' is not a step" in ended.one_line()
+    assert f"'sa_jobs_9999' is not a step of sa-jobs {__version__}" in ended.one_line()
 
 
 def test_a_newer_schema_that_this_release_may_use_is_fine(run: Run, empty_database: str) -> None:

@@ -46,9 +46,10 @@ def main() -> None:
             kinds=tuple(given.only or KINDS),
             programs=programs,
             logs=logs,
+            allowance=given.allowance,
         )
         try:
-            lines = chaos(run, restart_seconds=run.periods.restart + given.allowance)
+            lines = chaos(run)
         except KeyboardInterrupt:
             sys.exit("interrupted: everything that it started has ended")
     sys.exit(report(lines))
@@ -104,8 +105,8 @@ def _arguments() -> argparse.Namespace:
         "--allowance",
         type=float,
         default=0.0,
-        help="by how many seconds the p95 from crash to restart may exceed lease + sweep, on a "
-        "machine that has other things to do",
+        help="by how many seconds what is promised in seconds may be late, on a machine that has "
+        "other things to do",
     )
     parser.add_argument("--server", choices=["embedded", "system"], default="embedded")
     parser.add_argument("--logs", type=Path, help="a directory for the logs, which is kept")

@@ -19,6 +19,7 @@ from sqlalchemy import (
     BigInteger,
     Column,
     Engine,
+    Insert,
     MetaData,
     Table,
     Text,
@@ -77,7 +78,7 @@ def _effect(ctx: JobContext) -> None:
         connection.execute(_insert_effect(ctx))
 
 
-def _insert_effect(ctx: JobContext):  # type: ignore[no-untyped-def]
+def _insert_effect(ctx: JobContext) -> Insert:
     return insert(effects).values(job_id=ctx.job.id, claim_no=ctx.job.claim_no)
 
 

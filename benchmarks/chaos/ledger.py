@@ -14,6 +14,7 @@ from sqlalchemy import (
     BigInteger,
     Column,
     DateTime,
+    Executable,
     MetaData,
     Table,
     Text,
@@ -97,6 +98,6 @@ class Ledger:
         """Note that somebody is about to cancel or retry a job."""
         self._write(insert(requests).values(job_id=job_id, what=what))
 
-    def _write(self, statement: object) -> None:
+    def _write(self, statement: Executable) -> None:
         with self._engine.connect() as connection:
-            connection.execute(statement)  # type: ignore[call-overload]
+            connection.execute(statement)

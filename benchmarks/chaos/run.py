@@ -47,6 +47,8 @@ class Periods:
 
 WORKERS = 3
 
+# Within how long workers work again once the database is back.
+RESUME_SECONDS = 15.0
 # How long nothing may happen at the end of a run before what is left counts as stuck.
 _PATIENCE_SECONDS = 20.0
 _WAIT_SECONDS = 3.0
@@ -71,9 +73,10 @@ class Run:
     kinds: tuple[str, ...]
     programs: Path
     logs: Path
+    allowance: float
 
 
-def chaos(run: Run, *, restart_seconds: float) -> list[Line]:
+def chaos(run: Run) -> list[Line]:
     """Make one run, and return its verdict. It leaves nothing running, however it ends."""
     began = time.monotonic()
 
@@ -131,7 +134,11 @@ def chaos(run: Run, *, restart_seconds: float) -> list[Line]:
             harness_errors=acting.errors,
         )
         tell("the end")
-    return judge(evidence, restart_seconds=restart_seconds)
+    return judge(
+        evidence,
+        restart_seconds=run.periods.restart + run.allowance,
+        resume_seconds=RESUME_SECONDS + run.allowance,
+    )
 
 
 def _open_ledger(cluster: Cluster) -> str:

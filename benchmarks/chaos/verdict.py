@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -42,8 +43,12 @@ class Restart:
     in_a_row: bool
 
 
-def judge(evidence: Evidence, *, restart_seconds: float) -> list[Line]:
-    """Return the table. 95 of 100 interrupted jobs must start again within `restart_seconds`."""
+def judge(evidence: Evidence, *, restart_seconds: float, resume_seconds: float) -> list[Line]:
+    """Return the table.
+
+    95 of 100 interrupted jobs must start again within `restart_seconds`, and handlers within
+    `resume_seconds` of the end of an outage.
+    """
     states = Counter(job.status for job in evidence.jobs)
     outcomes = Counter(transaction.outcome for transaction in evidence.transactions)
     causes = Counter(_causes(evidence).values())
@@ -80,7 +85,12 @@ def judge(evidence: Evidence, *, restart_seconds: float) -> list[Line]:
         ("enqueuers that died by themselves", _enqueuers_died),
         ("faults that the harness could not do", lambda found: found.harness_errors),
     ]
-    return [*figures, *_restart_lines(evidence, restart_seconds), *_zero(evidence, checks)]
+    return [
+        *figures,
+        *_resumption_lines(evidence, resume_seconds),
+        *_restart_lines(evidence, restart_seconds),
+        *_zero(evidence, checks),
+    ]
 
 
 def holds(lines: Iterable[Line]) -> bool:
@@ -133,6 +143,19 @@ def restarts(evidence: Evidence) -> list[Restart]:
             seconds = min(later) - ended_at
             away = _overlap(outages, ended_at, min(later))
             found.append(Restart(seconds, seconds - away, in_a_row))
+    return found
+
+
+def resumptions(evidence: Evidence) -> list[float]:
+    """Return for each outage the seconds until a handler started again, once there was a worker."""
+    starts = [start.at for start in evidence.starts]
+    unattended = merged(evidence.unattended)
+    found = []
+    for _, until in merged(evidence.outages):
+        position = bisect_left(starts, until)
+        if position < len(starts):
+            at = starts[position]
+            found.append(at - until - _overlap(unattended, until, at))
     return found
 
 
@@ -309,6 +332,17 @@ def _enqueuers_died(evidence: Evidence) -> Iterator[str]:
 
 
 # --- pieces -------------------------------------------------------------------------------------
+
+
+def _resumption_lines(evidence: Evidence, limit: float) -> Iterator[Line]:
+    longest = max(resumptions(evidence), default=0.0)
+    yield Line("outages of the database", str(len(merged(evidence.outages))))
+    yield Line(
+        "  end of an outage to a start, longest",
+        f"{longest:.2f} s",
+        f"at most {limit:g} s",
+        (f"{longest:.2f} s",) if longest > limit else (),
+    )
 
 
 def _restart_lines(evidence: Evidence, limit: float) -> Iterator[Line]:

@@ -22,7 +22,15 @@ from benchmarks.chaos.evidence import (
 )
 from benchmarks.chaos.fleet import Death
 from benchmarks.chaos.serverlog import deadlocks, unexpected
-from benchmarks.chaos.verdict import Restart, holds, judge, merged, p95, restarts
+from benchmarks.chaos.verdict import (
+    Restart,
+    holds,
+    judge,
+    merged,
+    p95,
+    restarts,
+    resumptions,
+)
 
 PID = 4711
 WORKER = f"host:{PID}:abc"
@@ -70,7 +78,7 @@ SOUND = Evidence(
 
 def reasons(evidence: Evidence, *, restart_seconds: float = 4.0) -> dict[str, int]:
     """Return how many reasons there are against each line that does not hold."""
-    lines = judge(evidence, restart_seconds=restart_seconds)
+    lines = judge(evidence, restart_seconds=restart_seconds, resume_seconds=15.0)
     found = {line.what: len(line.reasons) for line in lines if line.reasons}
     assert holds(lines) is not bool(found)
     return found
@@ -198,6 +206,18 @@ def test_the_time_from_crash_to_restart_is_judged_where_something_could_be_done(
     assert reasons(away, restart_seconds=3.4) == {}
     unattended = replace(away, unattended=[(99.0, 101.1), (102.0, 102.1)])
     assert restarts(unattended)[0].net == pytest.approx(3.5 - 1.4 - 0.1 - 0.2)
+
+
+def test_workers_work_again_soon_after_an_outage() -> None:
+    # Of the handlers' starts one was at 103.5 s, and the last one at 104 s.
+    away = replace(SOUND, outages=[(99.6, 100.0), (103.6, 103.8), (104.5, 105.0)])
+    assert resumptions(away) == [pytest.approx(3.5), pytest.approx(0.2)]
+    unattended = replace(away, unattended=[(99.0, 103.0)])
+    assert resumptions(unattended) == [pytest.approx(0.5), pytest.approx(0.2)]
+    late = replace(
+        SOUND, outages=[(100.0, 105.0)], starts=[*SOUND.starts, Start(4, 1, 1, 4712, 121.0)]
+    )
+    assert reasons(late)["  end of an outage to a start, longest"] == 1
 
 
 def test_periods_that_overlap_are_counted_once() -> None:

@@ -305,6 +305,7 @@ def test_a_failed_start_ends_it_all_even_if_another_process_hears_nothing(tmp_pa
     ended = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script), DEAF],
         cwd=tmp_path,
+        check=False,
         capture_output=True,
         text=True,
         timeout=60,
@@ -313,6 +314,30 @@ def test_a_failed_start_ends_it_all_even_if_another_process_hears_nothing(tmp_pa
     assert ended.returncode == 1
     assert "before it served, and no other one serves: the supervisor ends" in ended.stderr
     assert ended.stderr.count("does not end, and is killed") == 1
+
+
+# An application that takes its memory when the worker is idle.
+GROWING = """
+import threading, time
+
+def grow() -> None:
+    time.sleep(2)
+    globals()["held"] = b"x" * (300 << 20)
+
+threading.Thread(target=grow, daemon=True).start()
+"""
+
+
+def test_a_limit_of_memory_that_no_idle_process_keeps_ends_it_all(
+    database_url: str, shop: Path
+) -> None:
+    with (shop / "shop.py").open("a") as file:
+        file.write(GROWING)
+    options = (*TWO, "--max-memory", "250")
+    with WorkerProcess(database_url, *options, app="shop:jobs", directory=shop) as worker:
+        assert worker.wait(60) == 2
+        assert "before its first job: give it more" in worker.log
+        assert "has done enough" not in worker.log
 
 
 # --- processes that have done enough ------------------------------------------------------------

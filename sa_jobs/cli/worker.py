@@ -158,7 +158,7 @@ def worker(
     lifeline = Lifeline.inherited()
     if processes > 1 and lifeline is None:
         configure_logging(log_level.upper(), with_pid=True)
-        return Supervisor(command, processes).run()
+        return Supervisor(command, processes, grace=grace).run()
     if lifeline is not None:
         lifeline.watch()
         max_jobs = _spread(max_jobs)

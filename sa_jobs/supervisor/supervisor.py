@@ -24,8 +24,10 @@ EXIT_USAGE = 2
 
 # A process that lived this long did not die of how it was started.
 SETTLED_SECONDS = 10.0
-# For processes that were told to end at once; then they are killed.
+# For processes whose time to drain is over or that were told to end at once; then they are killed.
 LAST_SECONDS = 10.0
+# Recycled processes of one place begin no closer to each other than this.
+RECYCLED_APART_SECONDS = 1.0
 
 # Before the first replacement 0.25 to 0.75 s, then doubling, up to half a minute.
 _backoff = equal_jitter(base=0.25, cap=30)
@@ -48,14 +50,21 @@ class Supervisor:
 
     The first one starts alone, the others when it serves: what is wrong with all of them is said
     once. One that dies is replaced after a back-off, one that is recycled at once. One that fails
-    before it serves, while no other one serves, ends the supervisor. After a life of `settled`
-    seconds the back-off begins anew.
+    before it serves, or by its options, while no other one serves, ends the supervisor. After a
+    life of `settled` seconds the back-off begins anew. Processes that are told to drain have
+    `grace` seconds for it and ten more, and are killed then.
     """
 
     def __init__(
-        self, command: Sequence[str], processes: int, *, settled: float = SETTLED_SECONDS
+        self,
+        command: Sequence[str],
+        processes: int,
+        *,
+        grace: float,
+        settled: float = SETTLED_SECONDS,
     ) -> None:
         self._command = command
+        self._grace = grace
         self._settled = settled
         self._places = [_Place() for _ in range(processes)]
         self._selector = selectors.DefaultSelector()
@@ -146,18 +155,25 @@ class Supervisor:
         if self._stops or self._code is not None:
             logger.log(logging.WARNING if code < 0 else logging.INFO, "%s", what)
             self._note(code)
-        elif code == EXIT_RECYCLED:
+        elif code == EXIT_RECYCLED and child.has_served:
             logger.info("process %d has done enough: another one starts", child.pid)
-            place.start_at = 0.0
+            place.start_at = child.started_at + RECYCLED_APART_SECONDS
             place.deaths = 0
         else:
             if time.monotonic() - child.started_at >= self._settled:
                 place.deaths = 0
             # Whoever stopped this one alone wants another one.
-            if child.has_served or code in (EXIT_OK, EXIT_HANDED_BACK):
+            if code in (EXIT_OK, EXIT_HANDED_BACK):
                 self._replace_later(place, what)
+            elif not child.has_served:
+                # Nobody else's 4 means that a worker has done enough.
+                failed = EXIT_FAILURE if code == EXIT_RECYCLED else code
+                self._replace_later(place, f"{what} before it served", failed_start=failed)
+            elif code == EXIT_USAGE:
+                # Such as a limit of memory that it exceeds without a job, seen when it is idle.
+                self._replace_later(place, what, failed_start=code)
             else:
-                self._replace_later(place, f"{what} before it served", failed_start=code)
+                self._replace_later(place, what)
 
     def _replace_later(self, place: _Place, what: str, *, failed_start: int | None = None) -> None:
         """Try again after a back-off; give up after a failed start, if no other process serves."""
@@ -167,6 +183,7 @@ class Supervisor:
             self._note(failed_start)
             for child in others:
                 child.drain()
+            self._kill_after(self._grace + LAST_SECONDS)
             return
         place.deaths += 1
         delay = _backoff(place.deaths)
@@ -192,16 +209,22 @@ class Supervisor:
                 logger.info("stopping: %d processes are told to drain", len(children))
                 for child in children:
                     child.drain()
+                self._kill_after(self._grace + LAST_SECONDS)
             else:
                 logger.info("%d processes are told to end at once", len(children))
                 for child in children:
                     child.end_at_once()
-                self._kill_at = time.monotonic() + LAST_SECONDS
+                self._kill_after(LAST_SECONDS)
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._kill_at = None
             for child in self._children():
                 logger.warning("process %d does not end, and is killed", child.pid)
                 child.kill()
+
+    def _kill_after(self, seconds: float) -> None:
+        """Kill what has not ended by then: it is frozen, or holds the interpreter."""
+        moment = time.monotonic() + seconds
+        self._kill_at = moment if self._kill_at is None else min(self._kill_at, moment)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         self._stops += 1

@@ -34,10 +34,7 @@ class Allowance:
     def check(self) -> None:
         """Raise WorkerOptionError if the memory is used up before the first job."""
         if self._max_memory_mib is not None and (used := resident_mib()) > self._max_memory_mib:
-            raise WorkerOptionError(
-                f"max_memory_mib is {self._max_memory_mib}, and the process holds {used} MiB "
-                "before its first job: give it more"
-            )
+            raise self._too_little(used)
 
     def room(self, free: int) -> int:
         """Return how many of the free slots may still be filled."""
@@ -50,7 +47,11 @@ class Allowance:
         self._jobs += jobs
 
     def is_used_up(self) -> bool:
-        """Return whether the worker is to take no more jobs; looks at most once a second."""
+        """Return whether the worker is to take no more jobs; looks at most once a second.
+
+        Raises WorkerOptionError if the memory is used up without a job: another worker, started in
+        the place of this one, would fare no better.
+        """
         if not self._used_up:
             reason = self._reason()
             if reason is not None:
@@ -66,9 +67,17 @@ class Allowance:
             return None
         self._looked_at = now
         used = resident_mib()
-        if used > self._max_memory_mib:
-            return f"the jobs have brought the process to {used} MiB of {self._max_memory_mib}"
-        return None
+        if used <= self._max_memory_mib:
+            return None
+        if not self._jobs:
+            raise self._too_little(used)
+        return f"the process holds {used} MiB of {self._max_memory_mib} after {self._jobs} jobs"
+
+    def _too_little(self, used: int) -> WorkerOptionError:
+        return WorkerOptionError(
+            f"max_memory_mib is {self._max_memory_mib}, and the process holds {used} MiB before "
+            "its first job: give it more"
+        )
 
 
 def resident_mib() -> int:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from sa_jobs.errors import WorkerError
 from sa_jobs.worker.running import Running
 
 T = TypeVar("T")
@@ -82,8 +83,14 @@ class Coroutines:
         return 0.0 if asked_at is None else time.monotonic() - asked_at
 
     def call(self, function: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
-        """Return what a coroutine gives that runs on the loop."""
-        return asyncio.run_coroutine_threadsafe(function(), self._running_loop()).result(seconds)
+        """Return what a coroutine gives that runs on the loop; raise TimeoutError if too late."""
+        future = asyncio.run_coroutine_threadsafe(function(), self._running_loop())
+        try:
+            return future.result(seconds)
+        except concurrent.futures.TimeoutError as error:
+            # Another class than the builtin one until Python 3.11, and no OSError.
+            future.cancel()
+            raise TimeoutError(f"no answer on the event loop within {seconds:g} s") from error
 
     def close(self, dispose: Callable[[], Awaitable[None]], *, at_once: bool) -> None:
         """Cancel what still runs, await `dispose`, and end the loop and its thread.
@@ -127,14 +134,20 @@ class Coroutines:
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(
-                target=self._keep_running,
-                args=(self._loop,),
-                name="sa-jobs-event-loop",
-                daemon=True,
+            loop = asyncio.new_event_loop()
+            thread = threading.Thread(
+                target=self._keep_running, args=(loop,), name="sa-jobs-event-loop", daemon=True
             )
-            self._thread.start()
+            try:
+                thread.start()
+            except RuntimeError as error:
+                loop.close()
+                raise WorkerError(
+                    f"the system refuses the thread of the event loop ({error}): the worker hands "
+                    "back its jobs and ends; raise the limit of processes (pids of the container, "
+                    "TasksMax, ulimit -u) or of memory"
+                ) from error
+            self._loop, self._thread = loop, thread
         return self._loop
 
     def _keep_running(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -88,16 +88,26 @@ class Execution:
             sessions.abandon(session)
 
     async def _await(self, running: Running) -> Ending:
+        try:
+            arguments = self._arguments(running)
+            if running.handler.signature.session is None:
+                return returned(running.job, await running.handler.function(**arguments))
+            return await self._await_in_session(
+                running, arguments, running.handler.signature.session
+            )
+        finally:
+            await sessions.forget_async(self.async_session_factory)
+
+    async def _await_in_session(
+        self, running: Running, arguments: dict[str, Any], parameter: str
+    ) -> Ending:
         handler, job = running.handler, running.job
-        arguments = self._arguments(running)
-        if handler.signature.session is None:
-            return returned(job, await handler.function(**arguments))
         assert self.async_session_factory is not None
         session = self.async_session_factory()
         sync = session.sync_session
         try:
             sessions.guard(sync)
-            arguments[handler.signature.session] = session
+            arguments[parameter] = session
             outcome = returned(job, await handler.function(**arguments))
             sessions.unguard(sync)
             with sessions.finishing():
@@ -106,7 +116,6 @@ class Execution:
                 await session.commit()
             return Committed()
         finally:
-            sessions.forget(self.async_session_factory)
             # A cancelled task must still give its connection back.
             await asyncio.shield(session.run_sync(sessions.abandon))
 

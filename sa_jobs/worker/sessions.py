@@ -7,6 +7,7 @@ changes the row, everything commits together; if the job is no longer ours, ever
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
@@ -108,9 +109,9 @@ def abandon(session: Session) -> None:
 
 
 def forget(factory: Any) -> None:
-    """Let a scoped_session, of either kind, make a new session for the next job.
+    """Let a scoped_session make a new session for the next job.
 
-    What it still holds is closed, be it of a handler that used it without asking for a session.
+    What it still holds is closed, unless that must be awaited, be it of a handler that used it without asking for a session.
     Any other factory makes a new one each time.
     """
     # The scope may be one that is absent here, such as an application's context.
@@ -121,6 +122,23 @@ def forget(factory: Any) -> None:
     if registry is not None:
         with contextlib.suppress(Exception):
             registry.clear()
+
+
+async def forget_async(factory: Any) -> None:
+    """Let an async_scoped_session make a new session for the next job, as `forget` does.
+
+    What it still holds is rolled back and closed first, even if the task is cancelled meanwhile.
+    """
+    registry = getattr(factory, "registry", None)
+    if registry is None:
+        return
+    left: Any = None
+    with contextlib.suppress(Exception):
+        # Here, and not in the task that closes it: the scope may be the task.
+        left = registry() if registry.has() else None
+        registry.clear()
+    if left is not None:
+        await asyncio.shield(left.run_sync(abandon))
 
 
 def check_isolation(session: Session, tables: Tables) -> None:

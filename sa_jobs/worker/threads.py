@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
 
+from sa_jobs.errors import WorkerError
 from sa_jobs.worker.running import Running
+
+logger = logging.getLogger("sa_jobs.worker")
 
 
 class Threads:
@@ -15,6 +19,9 @@ class Threads:
     A thread whose handler is stuck can be abandoned: another takes its place, and it ends when its
     handler does. So does another where one died of an exception that came from outside, as those
     that a handler's own time-out sends too late; `died` is told the claim that it had.
+
+    Where the system refuses another thread, those that there are do the work. With none left,
+    `submit` and `abandon` raise WorkerError.
     """
 
     def __init__(
@@ -33,6 +40,7 @@ class Threads:
         self._stuck: set[int] = set()
         self._threads = 0
         self._started = 0
+        self._refused = False
         self._closed = False
 
     def submit(self, running: Running) -> None:
@@ -72,30 +80,61 @@ class Threads:
 
     def _start_threads(self) -> None:
         while self._threads < min(self._limit, len(self._busy) + len(self._waiting)):
-            threading.Thread(
-                target=self._work, name=f"sa-jobs-handler-{self._started + 1}", daemon=True
-            ).start()
-            # Only now: the system may refuse another thread.
+            try:
+                threading.Thread(
+                    target=self._work, name=f"sa-jobs-handler-{self._started + 1}", daemon=True
+                ).start()
+            except RuntimeError as error:
+                self._do_without(error)
+                return
             self._threads += 1
             self._started += 1
 
-    def _work(self) -> None:
-        try:
-            self._serve()
-        except BaseException as error:
-            self._replace(error)
+    def _do_without(self, error: RuntimeError) -> None:
+        """Go on with the threads that there are; raise WorkerError if there is none."""
+        if not self._threads:
+            raise WorkerError(
+                f"the system refuses a thread for handlers ({error}): the worker hands back its "
+                "jobs and ends; raise the limit of processes (pids of the container, TasksMax, "
+                "ulimit -u) or of memory, or lower the concurrency"
+            ) from error
+        if not self._refused:
+            self._refused = True
+            logger.warning(
+                "the system refuses another thread (%s): %d of %d run plain handlers until it "
+                "gives one; raise its limit, or lower the concurrency",
+                error,
+                self._threads,
+                self._limit,
+            )
 
-    def _replace(self, error: BaseException) -> None:
-        """Let another thread take the place of this one, which dies."""
+    def _work(self) -> None:
+        while True:
+            try:
+                self._serve()
+            except BaseException as error:
+                if not self._replace(error):
+                    continue
+            return
+
+    def _replace(self, error: BaseException) -> bool:
+        """Let another thread take the place of this one, which dies; return whether one does."""
         with self._changed:
             own = [one for one, thread in self._busy.values() if thread == threading.get_ident()]
             for running in own:
                 del self._busy[running.serial]
             self._threads -= 1
-            self._start_threads()
+            try:
+                self._start_threads()
+                replaced = True
+            except WorkerError:
+                # It is the last one, and goes on itself.
+                self._threads += 1
+                replaced = False
             begun = [running for running in own if running not in self._waiting]
         for running in begun:
             self._died(running, error)
+        return replaced
 
     def _serve(self) -> None:
         while (running := self._next()) is not None:

@@ -251,7 +251,7 @@ def test_the_back_off_grows_until_a_process_has_lived_for_a_while(tmp_path: Path
         from sa_jobs.supervisor import Supervisor
 
         logging.basicConfig(level="INFO")
-        sys.exit(Supervisor(["sh", "-c", sys.argv[1]], 1, settled=3.0).run())
+        sys.exit(Supervisor(["sh", "-c", sys.argv[1]], 1, grace=1.0, settled=3.0).run())
     """
     log = tmp_path / "log"
 
@@ -275,6 +275,69 @@ def test_the_back_off_grows_until_a_process_has_lived_for_a_while(tmp_path: Path
     assert 0.5 <= second <= 1.5
     assert 1.0 <= third <= 3.0
     assert 0.2 <= after_a_while <= 0.8
+
+
+# The first life serves and dies; the second neither serves nor hears a signal; the third fails.
+DEAF = """
+import os, sys, time
+with open("lives", "a") as file:
+    file.write("x")
+life = os.path.getsize("lives")
+if life == 1:
+    os.write(int(os.environ["SA_JOBS_LIFELINE"]), b"s")
+    while os.path.getsize("lives") < 2:
+        time.sleep(0.01)
+elif life == 2:
+    while True:
+        time.sleep(60)
+sys.exit(1)
+"""
+
+
+def test_a_failed_start_ends_it_all_even_if_another_process_hears_nothing(tmp_path: Path) -> None:
+    script = """
+        import logging, sys
+        from sa_jobs.supervisor import Supervisor
+
+        logging.basicConfig(level="INFO")
+        sys.exit(Supervisor([sys.executable, "-c", sys.argv[1]], 2, grace=0.0).run())
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), DEAF],
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert ended.returncode == 1
+    assert "before it served, and no other one serves: the supervisor ends" in ended.stderr
+    assert ended.stderr.count("does not end, and is killed") == 1
+
+
+# An application that takes its memory when the worker is idle.
+GROWING = """
+import threading, time
+
+def grow() -> None:
+    time.sleep(2)
+    globals()["held"] = b"x" * (300 << 20)
+
+threading.Thread(target=grow, daemon=True).start()
+"""
+
+
+def test_a_limit_of_memory_that_no_idle_process_keeps_ends_it_all(
+    database_url: str, shop: Path
+) -> None:
+    with (shop / "shop.py").open("a") as file:
+        file.write(GROWING)
+    options = (*TWO, "--max-memory", "250")
+    with WorkerProcess(database_url, *options, app="shop:jobs", directory=shop) as worker:
+        assert worker.wait(60) == 2
+        assert "before its first job: give it more" in worker.log
+        assert "has done enough" not in worker.log
 
 
 # --- processes that have done enough ------------------------------------------------------------
@@ -436,14 +499,17 @@ def has_begun(worker: WorkerProcess) -> bool:
     return " started " in worker.log
 
 
-def test_a_process_that_cannot_hear_is_killed_in_the_end(app_database: str) -> None:
-    with WorkerProcess(app_database, *TWO) as worker:
+@pytest.mark.parametrize("stops", [1, 2])
+def test_a_process_that_cannot_hear_is_killed_in_the_end(app_database: str, stops: int) -> None:
+    """After one signal when the time to drain is over, too."""
+    with WorkerProcess(app_database, *TWO, "--grace", "1" if stops == 1 else "300") as worker:
         worker.wait_until_ready(2)
         frozen = worker.children[0]
         os.kill(frozen, signal.SIGSTOP)
         worker.send(signal.SIGTERM)
         wait_until(lambda: worker.children == [frozen], "the other one ends")
-        worker.send(signal.SIGTERM)
+        for _ in range(stops - 1):
+            worker.send(signal.SIGTERM)
         assert worker.wait() == 1
         assert f"process {frozen} does not end, and is killed" in worker.log
 

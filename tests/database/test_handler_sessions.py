@@ -301,6 +301,34 @@ def test_an_async_scoped_session_keeps_no_task(
     assert scoped.registry.registry == {}
 
 
+def test_an_async_scoped_session_keeps_no_connection_of_a_handler_that_asked_for_none(
+    host: Engine, jobs: Jobs
+) -> None:
+    engine = create_async_engine(host.url, pool_size=1, max_overflow=0, pool_timeout=5)
+    scoped = async_scoped_session(async_sessionmaker(engine), scopefunc=asyncio.current_task)
+    left: list[int] = []
+
+    @jobs.handler("uses")
+    async def uses(fails: bool) -> None:
+        left.append(len(scoped.registry.registry))
+        await scoped.execute(text("SELECT 1"))
+        if fails:
+            await scoped.execute(text("SELECT no_such_column"))
+
+    @jobs.handler("uses_in_session")
+    async def uses_in_session(session: AsyncSession) -> None:
+        await session.execute(text("SELECT 1"))
+
+    ids = add(host, jobs, "uses", *[{"fails": number == 1} for number in range(4)])
+    ids += add(host, jobs, "uses_in_session", {}, {})
+    run_all(host, jobs, concurrency=1, async_session_factory=scoped)
+    asyncio.run(engine.dispose())
+
+    assert [status(host, job_id) for job_id in ids] == ["done", "ready", *["done"] * 4]
+    assert left == [0] * 4
+    assert scoped.registry.registry == {}
+
+
 def test_a_session_that_routes_to_two_engines_commits_on_both(host: Engine, jobs: Jobs) -> None:
     other = create_engine(host.url)
     routes: dict[Any, Engine] = {Note: other, DEFAULT_TABLES.Job: host}

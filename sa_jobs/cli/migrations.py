@@ -374,8 +374,8 @@ def _recorded(
     if found and found.to is not None and not is_id(found.to):
         newest = revisions()[-1].revision
         raise MigrationError(
-            f"{found.path} brings the tables to {found.to}, which is no step by its id, and head is "
-            "another one in each release: let it name the step that the databases are at "
+            f"{found.path} brings the tables to {found.to}, which is no step by its id, and head "
+            "is another one in each release: let it name the step that the databases are at "
             f"(`sa-jobs db current`), as {newest!r}"
         )
     return found

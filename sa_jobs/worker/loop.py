@@ -109,6 +109,7 @@ class ControlLoop:
         self._recovery = Recovery("claim")
         self._rotation = 0
         self._stops = 0
+        self._asked_at: float | None = None
         self._failure: BaseException | None = None
         self._in_doubt_until = 0.0
         self._disowned_at = 0.0
@@ -197,6 +198,7 @@ class ControlLoop:
             self._lost(message.running)
         elif isinstance(message, Stop):
             self._stops += 1
+            self._asked_at = message.asked_at if self._asked_at is None else self._asked_at
         else:
             self._failure = message.error
 
@@ -397,10 +399,14 @@ class ControlLoop:
 
     def _drain(self) -> None:
         """Release what has not begun, and wait for what runs."""
-        deadline = time.monotonic() + self._grace
+        now = time.monotonic()
+        # The stop may have come while the loop waited for the database.
+        deadline = (now if self._asked_at is None else self._asked_at) + self._grace
         if self._running:
             logger.info(
-                "stopping: %d jobs still run, for up to %g s", len(self._running), self._grace
+                "stopping: %d jobs still run, for up to %.3g s",
+                len(self._running),
+                max(0.0, deadline - now),
             )
         self._withdraw()
         while self._running and self._stops < 2 and self._failure is None:

@@ -106,7 +106,9 @@ class Listening:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The worker is to stop."""
+    """The worker is to stop. `asked_at` is monotonic seconds."""
+
+    asked_at: float
 
 
 @dataclass(frozen=True, slots=True)

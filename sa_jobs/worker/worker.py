@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from typing import Any, TypeVar
@@ -174,7 +175,7 @@ class Worker:
 
         Safe from any thread and from a signal handler.
         """
-        self._mailbox.put(Stop())
+        self._mailbox.put(Stop(time.monotonic()))
         self._stops += 1
         self._control_link.wake()
         if self._stops == 2:

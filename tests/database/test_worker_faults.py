@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import resource
 import threading
 import time
@@ -104,6 +105,30 @@ def test_a_second_stop_ends_a_worker_that_waits_behind_a_table_lock(
         worker.worker.stop()
         worker.join()
         assert time.monotonic() - began < 10
+
+
+def test_the_grace_period_counts_from_the_stop(
+    engine: Engine, jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not from when the loop sees it, which may wait for the database."""
+    caplog.set_level(logging.INFO)
+
+    @jobs.handler("waits")
+    def waits(ctx: JobContext) -> None:
+        ctx.wait(30)
+
+    (job_id,) = add(engine, jobs, "waits")
+    with running(engine, jobs, concurrency=2, grace=60, lease=30, heartbeat=10) as stopped:
+        wait_until(lambda: status(engine, job_id) == "running", "it runs")
+        with locked(engine, "LOCK TABLE sa_jobs IN ACCESS EXCLUSIVE MODE"):
+            wait_until(lambda: role_is_there(engine, "claim", waiting=True), "its claim waits")
+            stopped.worker.stop()
+            time.sleep(2)
+        wait_until(lambda: "stopping: " in caplog.text, "it sees the stop")
+        stopped.worker.stop()
+    left = re.search(r"stopping: 1 jobs still run, for up to (\S+) s", caplog.text)
+    assert left is not None
+    assert float(left[1]) <= 58
 
 
 def role_is_there(engine: Engine, role: str, *, waiting: bool = False) -> bool:

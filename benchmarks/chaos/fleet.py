@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from sa_jobs.worker import EXIT_HANDED_BACK, EXIT_OK
+from sa_jobs.worker import EXIT_FAILURE, EXIT_HANDED_BACK, EXIT_OK
 from tests.support import clock
 from tests.support.workers import WorkerProcess
 
@@ -21,12 +21,16 @@ _LOOK_SECONDS = 0.05
 _DRAIN_SECONDS = 60.0
 # The last: Python itself had not started yet.
 _DRAINED = (EXIT_OK, EXIT_HANDED_BACK, -signal.SIGTERM)
-# What a worker says that drains while the database is away, and ends with code 1.
-_UNWRITTEN = "could not be written; their leases run out"
+# What a worker says that drains and ends with code 1: the database was away or silent, or it was
+# frozen meanwhile.
+_HINDERED = (
+    "could not be written; their leases run out",
+    "something keeps the process from its end",
+)
 # Of these there should be none, so that more mean that nothing works.
 _MOST_DEATHS_BY_ITSELF = 20
 
-Cause = Literal["killed", "drained", "itself"]
+Cause = Literal["killed", "drained", "hindered", "itself"]
 
 
 @dataclass(frozen=True)
@@ -190,8 +194,9 @@ class Fleet:
         worker = place.worker
         code = worker.process.returncode
         cause = place.cause
-        if cause == "drained" and code not in _DRAINED and _UNWRITTEN not in worker.log:
-            cause = "itself"
+        if cause == "drained" and code not in _DRAINED:
+            says_why = code == EXIT_FAILURE and any(why in worker.log for why in _HINDERED)
+            cause = "hindered" if says_why else "itself"
         last = [at for at in (place.frozen_at, place.killed_at) if at is not None]
         self.deaths.append(Death(worker.pid, code, min(last, default=time.time()), cause))
         (self._logs / f"worker-{worker.pid}.log").write_text(worker.log)

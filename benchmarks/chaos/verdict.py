@@ -64,6 +64,7 @@ def judge(evidence: Evidence, *, restart_seconds: float, resume_seconds: float) 
         Line("workers killed", str(causes["killed"])),
         Line("workers killed by their job", str(causes["poison"])),
         Line("workers drained", str(causes["drained"])),
+        Line("workers hindered from handing all back", str(causes["hindered"])),
     ]
     checks: list[tuple[str, Callable[[Evidence], Iterable[str]]]] = [
         ("signs that nothing happened", idle),

@@ -111,8 +111,8 @@ def abandon(session: Session) -> None:
 def forget(factory: Any) -> None:
     """Let a scoped_session make a new session for the next job.
 
-    What it still holds is closed, unless that must be awaited, be it of a handler that used it without asking for a session.
-    Any other factory makes a new one each time.
+    What it still holds is closed, unless that must be awaited, be it of a handler that used it
+    without asking for a session. Any other factory makes a new one each time.
     """
     # The scope may be one that is absent here, such as an application's context.
     if isinstance(factory, scoped_session):

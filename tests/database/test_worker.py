@@ -467,6 +467,45 @@ def test_each_role_has_a_connection_that_is_never_idle_in_a_transaction(
     wait_until(lambda: connections_of(engine) == {}, "all connections are closed", seconds=5)
 
 
+def test_a_worker_holds_as_many_connections_as_its_page_says(engine: Engine, jobs: Jobs) -> None:
+    """Four of its own, and a pool for each kind of handler that asks for sessions."""
+    slots = 3
+    named = engine.url.update_query_dict({"application_name": "handlers"})
+    host = create_engine(named, pool_size=slots)
+    meeting = threading.Barrier(slots)
+    met: list[None] = []
+    all_met = asyncio.Event()
+
+    @jobs.handler("plain")
+    def plain(session: Session) -> None:
+        session.execute(text("SELECT 1"))
+        meeting.wait(20)
+
+    @jobs.handler("coroutine")
+    async def coroutine(session: AsyncSession) -> None:
+        await session.execute(text("SELECT 1"))
+        met.append(None)
+        if len(met) == slots:
+            all_met.set()
+        await all_met.wait()
+
+    def held(name: str) -> int:
+        query = text(
+            "SELECT count(*) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND application_name LIKE :name"
+        )
+        with engine.connect() as connection:
+            return int(connection.scalar(query, {"name": name}) or 0)
+
+    with running(host, jobs, concurrency=slots):
+        for handler in ("plain", "coroutine"):
+            for job_id in add(engine, jobs, handler, *[{}] * slots):
+                wait_until_done(engine, job_id)
+        wait_until(lambda: held("sa-jobs %") == 4, "its own are there")
+        assert held("handlers") == 2 * slots
+    host.dispose()
+
+
 @pytest.mark.parametrize("role", ["claim", "heartbeat", "listen", "sweep"])
 def test_a_lost_connection_is_replaced_and_no_attempt_is_lost(
     engine: Engine, jobs: Jobs, role: str, caplog: pytest.LogCaptureFixture

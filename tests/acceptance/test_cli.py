@@ -302,7 +302,7 @@ def test_an_application_that_cannot_be_loaded_is_one_line(
             ["--lease=10", "--heartbeat=9"],
             "heartbeat (9 s) must be at most a third of lease (10 s)",
         ),
-        (["--lease=0"], "lease must be more than 0"),
+        (["--lease=0"], "lease must be from 1 to 86400 seconds, not 0.0"),
         (["--heartbeat=20"], "heartbeat (20 s) must be at most a third of lease (30 s)"),
         (["--poll=0"], "poll must be more than 0"),
         (["--grace=1e9"], "grace must be at least 0 and at most 86400 seconds"),

@@ -21,7 +21,7 @@ from sa_jobs.cli.steps import known_step
 from sa_jobs.errors import AttachError, MigrationError
 from sa_jobs.migrations import revisions, script
 from sa_jobs.migrations._place import place_options, place_text
-from sa_jobs.migrations._steps import position
+from sa_jobs.migrations._steps import is_id, position
 from sa_jobs.migrations.chain import (
     Call,
     calls,
@@ -370,7 +370,15 @@ def _recorded(
     scripts: ScriptDirectory, schema: str | None, name: str, function: str | None = None
 ) -> Call | None:
     with _reading("the revisions"):
-        return recorded_call(scripts, schema=schema, name=name, function=function)
+        found = recorded_call(scripts, schema=schema, name=name, function=function)
+    if found and found.to is not None and not is_id(found.to):
+        newest = revisions()[-1].revision
+        raise MigrationError(
+            f"{found.path} brings the tables to {found.to}, which is no step, and head is "
+            "another one in each release: let it name the step that the databases are at "
+            f"(`sa-jobs db current`), as {newest!r}"
+        )
+    return found
 
 
 @contextmanager

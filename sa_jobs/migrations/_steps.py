@@ -64,7 +64,7 @@ def position(revision: Any) -> int:
         if step.revision == revision:
             return index
     newest = steps[-1].revision
-    if re.fullmatch(r"sa_jobs_\d{4}", revision) and revision > newest:
+    if is_id(revision) and revision > newest:
         raise StepNotFoundError(
             f"the step {revision!r} needs a newer sa-jobs (installed {sa_jobs.__version__}, whose "
             f"newest step is {newest!r}): run `pip install --upgrade sa-jobs`"
@@ -72,6 +72,11 @@ def position(revision: Any) -> int:
     raise StepNotFoundError(
         f"sa-jobs {sa_jobs.__version__} has no step {revision!r} (its newest is {newest!r})"
     )
+
+
+def is_id(text: Any) -> bool:
+    """Return whether this could be a step's id, of whatever release."""
+    return isinstance(text, str) and re.fullmatch(r"sa_jobs_\d{4}", text) is not None
 
 
 def is_version(text: str) -> bool:

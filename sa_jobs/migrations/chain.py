@@ -17,12 +17,16 @@ if TYPE_CHECKING:
 
 
 class Call(NamedTuple):
-    """A call of ours in a revision: the step that it leads to, and the function it is in."""
+    """A call of ours in a revision: the step that it leads to, and the function it is in.
+
+    The step is as the revision has it: "head", or the text of an expression, is none.
+    """
 
     to: str | None
     schema: str | None
     name: str
     function: str
+    path: Path
 
 
 def recorded_call(
@@ -65,24 +69,39 @@ def has_branch(scripts: ScriptDirectory) -> bool:
 
 def calls(path: Path) -> Iterator[Call]:
     """Yield the calls of ours by which a revision goes up."""
-    for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    module = ast.parse(path.read_text(encoding="utf-8"))
+    imported = dict(_imported(module))
+    for function in ast.walk(module):
         # Alembic's templates for several databases have one function for each.
         if isinstance(function, ast.FunctionDef) and function.name.startswith("upgrade"):
             for node in ast.walk(function):
                 if isinstance(node, ast.Call):
-                    yield from _ours(node, function.name)
+                    yield from _ours(node, imported, path, function.name)
 
 
-def _ours(node: ast.Call, function: str) -> Iterator[Call]:
-    called = ast.unparse(node.func).rpartition("migrations.")
-    if called[0] not in ("", "sa_jobs.") or called[2] not in ("upgrade", "downgrade"):
+def _imported(module: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield the names that a revision imports, and what each stands for."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Import):
+            yield from ((alias.asname, alias.name) for alias in node.names if alias.asname)
+        elif isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                yield alias.asname or alias.name, f"{node.module}.{alias.name}"
+
+
+def _ours(node: ast.Call, imported: dict[str, str], path: Path, function: str) -> Iterator[Call]:
+    first, dot, rest = ast.unparse(node.func).partition(".")
+    called = imported.get(first, first) + dot + rest
+    if called not in ("sa_jobs.migrations.upgrade", "sa_jobs.migrations.downgrade"):
         return
     given = {keyword.arg or "": _value(keyword.value) for keyword in node.keywords}
     to = _value(node.args[0]) if node.args else given.get("to", "head")
-    if to == "head":
-        to = revisions()[-1].revision
     yield Call(
-        None if to == "base" else to, given.get("schema"), given.get("name", "sa_jobs"), function
+        None if to == "base" else to,
+        given.get("schema"),
+        given.get("name", "sa_jobs"),
+        function,
+        path,
     )
 
 

@@ -367,7 +367,12 @@ def test_new_names_autogenerate_where_a_template_hides_the_place(
     [
         ("sa_jobs.migrations.upgrade('sa_jobs_0002', from_='sa_jobs_0001')", "sa_jobs_0002"),
         ("sa_jobs.migrations.upgrade(to='sa_jobs_0002')", "sa_jobs_0002"),
-        ("sa_jobs.migrations.upgrade()", HEAD),
+        ("sa_jobs.migrations.upgrade()", "head"),
+        ("from sa_jobs import migrations as m; m.upgrade('sa_jobs_0001')", "sa_jobs_0001"),
+        ("import sa_jobs.migrations as m; m.upgrade('sa_jobs_0001')", "sa_jobs_0001"),
+        ("import sa_jobs as q; q.migrations.upgrade('sa_jobs_0001')", "sa_jobs_0001"),
+        ("from sa_jobs.migrations import upgrade as up; up('sa_jobs_0001')", "sa_jobs_0001"),
+        ("from other import migrations; migrations.upgrade('sa_jobs_0001')", None),
         ("sa_jobs.migrations.downgrade('base', from_='sa_jobs_0002')", None),
         ("sa_jobs.migrations.upgrade('sa_jobs_0001', schema='other')", None),
         ("other.migrations.upgrade('sa_jobs_0001')", None),
@@ -384,6 +389,22 @@ def test_the_recorded_step_is_read_from_the_files(
     config.set_main_option("script_location", str(host.directory))
     call = recorded_call(ScriptDirectory.from_config(config))
     assert (call.to if call else None) == expected
+
+
+@pytest.mark.parametrize("to", ["", "'head'", "to='head'", "STEP"])
+def test_a_revision_that_names_no_step_is_refused(to: str, run: Run, make_host: MakeHost) -> None:
+    host = make_host()
+    host.add_revision(f"sa_jobs.migrations.upgrade({to})")
+    where = ["--directory", str(host.directory)]
+    for verb in ("check", "new"):
+        ended = run("migrations", verb, *where)
+        assert ended.code == 1
+        assert "host_1.py brings the tables to " in ended.one_line()
+        assert "let it name the step" in ended.one_line()
+
+    # A later revision that does is enough.
+    host.add_steps()
+    assert run("migrations", "check", *where).code == 0
 
 
 # --- migrations list and sql ----------------------------------------------------------------------

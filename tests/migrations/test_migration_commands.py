@@ -158,7 +158,7 @@ def test_the_configuration_may_be_in_a_pyproject(
 BROKEN = {
     "[alembic]\nscript_location = nomod:x\n": "ModuleNotFoundError: No module named 'nomod'",
     "[alembic]\nscript_location = absent\n": "doesn't exist",
-    "[alembic]\n": "No 'script_location' key found",
+    "[alembic]\n": "No 'script_location' key found.*: say -c or --directory",
     "script_location = x\n": "MissingSectionHeaderError",
     "[other]\n": "'script_location'|alembic",
     "[alembic]\nscript_location = %(nothing)s\n": "InterpolationMissingOptionError",
@@ -196,6 +196,14 @@ def test_a_revision_that_cannot_be_read_is_named(
         ended = run("migrations", verb, "--directory", str(host.directory))
         assert ended.code == 1
         assert re.search(f"the revisions cannot be read: {expected}", ended.one_line())
+
+
+def test_a_template_that_makes_no_python_is_one_line(run: Run, make_host: MakeHost) -> None:
+    host = make_host()
+    template = host.directory / "script.py.mako"
+    template.write_text(template.read_text() + "\ndef (:\n")
+    refusal = run("migrations", "new", "--directory", str(host.directory)).one_line()
+    assert "the new revision cannot be read: SyntaxError" in refusal
 
 
 def test_new_with_two_heads_names_the_option(run: Run, make_host: MakeHost) -> None:

@@ -71,13 +71,16 @@ def server_process(connection: Connection) -> int:
 
 
 def _opened(connection: Any, record: Any) -> None:
-    cursor = connection.cursor()
     try:
-        cursor.execute("SELECT pg_backend_pid()")
-        pooled = _differs(record.driver_connection, cursor.fetchone()[0])
+        cursor = connection.cursor()
+        try:
+            cursor.execute("SELECT pg_backend_pid()")
+            pooled = _differs(record.driver_connection, cursor.fetchone()[0])
+        finally:
+            cursor.close()
     finally:
-        cursor.close()
-    connection.rollback()
+        # Not left to the garbage collector where the answer is lost half-way.
+        connection.rollback()
     record.info[_NOTE] = pooled
     if pooled:
         record.driver_connection.prepare_threshold = None

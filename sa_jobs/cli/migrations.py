@@ -147,13 +147,14 @@ def new(
         f"{token}upgrades": call_of(op),
         f"{token}downgrades": call_of(op.reverse()),
     }
-    try:
-        written = scripts.generate_revision(
-            rev_id(), message or about, head=head, config=configuration, imports=IMPORT, **lines
-        )
-    except CommandError as error:
-        hint = " (use --head)" if head is None and len(scripts.get_heads()) > 1 else ""
-        raise MigrationError(f"{error}{hint}") from error
+    with _reading("the new revision"):
+        try:
+            written = scripts.generate_revision(
+                rev_id(), message or about, head=head, config=configuration, imports=IMPORT, **lines
+            )
+        except CommandError as error:
+            hint = " (use --head)" if head is None and len(scripts.get_heads()) > 1 else ""
+            raise MigrationError(f"{error}{hint}") from error
     if written is None:
         return
     path = Path(written.path)
@@ -363,7 +364,10 @@ def _read(ini: Path, toml: Path | None) -> Config:
 
 
 def _has_section(toml: Path) -> bool:
-    return re.search(r"(?m)^\s*\[+\s*tool\s*\.\s*alembic\b", toml.read_text("utf-8")) is not None
+    return (
+        re.search(r"(?m)^\s*\[+\s*tool\s*\.\s*alembic\b", toml.read_text("utf-8", "replace"))
+        is not None
+    )
 
 
 def _recorded(
@@ -374,8 +378,8 @@ def _recorded(
     if found and found.to is not None and not is_id(found.to):
         newest = revisions()[-1].revision
         raise MigrationError(
-            f"{found.path} brings the tables to {found.to}, which is no step by its id, and head "
-            "is another one in each release: let it name the step that the databases are at "
+            f"{found.path} brings the tables to {found.to}, which is no step, and head is "
+            "another one in each release: let it name the step that the databases are at "
             f"(`sa-jobs db current`), as {newest!r}"
         )
     return found
@@ -391,7 +395,8 @@ def _reading(what: str) -> Iterator[None]:
     except MigrationError:
         raise
     except CommandError as error:
-        raise MigrationError(str(error)) from error
+        hint = ": say -c or --directory" if "script_location" in str(error) else ""
+        raise MigrationError(f"{str(error).rstrip('.')}{hint}") from error
     except Exception as error:
         raise MigrationError(
             f"{what} cannot be read: {type(error).__name__}: {error}{_place_of(error)}"

@@ -19,6 +19,7 @@ from sa_jobs.cli.logs import configure_logging
 from sa_jobs.supervisor import Lifeline, Supervised, Supervisor
 from sa_jobs.worker import Worker
 from sa_jobs.worker.interruptions import STOP_SIGNALS
+from sa_jobs.worker.options import MOST_SLOTS
 from sa_jobs.worker.signals import run_to_the_end
 from sa_jobs.worker.worker import (
     DEFAULT_ANSWER_SECONDS,
@@ -32,8 +33,6 @@ from sa_jobs.worker.worker import (
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Far more than one process can do, and few enough to count them.
-MAX_CONCURRENCY = 100_000
 MAX_PROCESSES = 1_000
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -70,7 +69,7 @@ def _seconds_option(name: str, default: float, text: str) -> Callable[[F], F]:
 )
 @click.option(
     "--concurrency",
-    type=click.IntRange(1, MAX_CONCURRENCY),
+    type=click.IntRange(1, MOST_SLOTS),
     default=DEFAULT_CONCURRENCY,
     show_default=True,
     help="How many jobs run at once.",
@@ -84,7 +83,7 @@ def _seconds_option(name: str, default: float, text: str) -> Callable[[F], F]:
 )
 @click.option(
     "--buffer",
-    type=click.IntRange(0, MAX_CONCURRENCY),
+    type=click.IntRange(0, MOST_SLOTS),
     default=0,
     show_default=True,
     help="How many jobs more are claimed ahead of a free slot.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+from sa_jobs.errors import WorkerError
 from sa_jobs.worker.links import Link
 from sa_jobs.worker.parts import JOIN_SECONDS, Part
 from sa_jobs.worker.recovery import Recovery
@@ -14,7 +15,7 @@ class HealingThread(Part):
     """Calls `step()` again and again until `end()`, waiting as long as it says in between.
 
     After an error it tries again on a new connection, ever more rarely up to a cap. An error that
-    trying again cannot cure goes to the control loop.
+    trying again cannot cure goes to the control loop, unless the worker can do without the part.
     """
 
     def __init__(self, name: str, link: Link, mailbox: Mailbox, *, longest_wait: float) -> None:
@@ -48,6 +49,10 @@ class HealingThread(Part):
         if self.is_alive():
             self._link.answers.cut()
 
+    def gave_up(self, error: WorkerError) -> None:
+        """Tell the control loop that there is no use in trying on."""
+        self._mailbox.put(GaveUp(error))
+
     def work(self) -> None:
         """Loop until the end."""
         wait = 0.0
@@ -60,7 +65,7 @@ class HealingThread(Part):
                     fault = self._link.fault(error)
                     fatal = self._recovery.verdict(fault)
                     if fatal is not None:
-                        self._mailbox.put(GaveUp(fatal))
+                        self.gave_up(fatal)
                         return
                     wait = min(self._recovery.failed(fault), self._longest_wait)
         finally:

@@ -51,6 +51,7 @@ class Heartbeat(HealingThread):
         self._tables = tables
         # Monotonic seconds: when the next beat should be confirmed.
         self._due: float | None = None
+        self._held = False
 
     def step(self) -> float:
         """Beat once."""
@@ -71,8 +72,10 @@ class Heartbeat(HealingThread):
         locked = bool(entries) and self._beat(entries)
         connection.execute(presence.beat_worker(self._tables), self._view(len(entries)))
         now = time.monotonic()
-        if entries and self._due is not None:
+        if (entries or self._held) and self._due is not None:
             self._warn_if_late(now - self._due)
+        # What was held at this beat may have been lost, or have ended late, by the next one.
+        self._held = bool(entries)
         period = min(self._period, LOCKED_SECONDS) if locked else self._period
         self._due = began + period
         return max(0.0, self._due - now)

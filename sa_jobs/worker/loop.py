@@ -132,7 +132,7 @@ class ControlLoop:
         if self._failure is not None:
             raise self._failure
         logger.info("stopped")
-        if code == EXIT_OK and self._allowance.is_used_up() and not self._stops:
+        if code == EXIT_OK and not self._stops and self._allowance.is_used_up():
             return EXIT_RECYCLED
         return code
 

@@ -16,6 +16,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from sa_jobs import poolers, presence
+from sa_jobs.errors import WorkerError
 from sa_jobs.models import Tables
 from sa_jobs.worker.healing import HealingThread
 from sa_jobs.worker.links import Link
@@ -35,8 +36,10 @@ class Wakeup(HealingThread):
 
     The first time, it sends one to itself, through `sender`, on a connection such as enqueuers
     have. If that does not arrive, or cannot, as through a transaction pooler, it says so once and
-    ends: the worker polls. The control loop is told when it has arrived. A connection that is quiet
-    for `probe` seconds is asked whether it still lives, since a half-open one is quiet too.
+    ends: the worker polls. So it does where the server refuses it for too long, as under a wrong
+    password in a URL that is for LISTEN alone. The control loop is told when it has arrived. A
+    connection that is quiet for `probe` seconds is asked whether it still lives, since a half-open
+    one is quiet too.
     """
 
     def __init__(
@@ -102,6 +105,10 @@ class Wakeup(HealingThread):
                 while (notify := driver.pgconn.notifies()) is not None:
                     self._heard(notify.extra.decode())
         return 0.0
+
+    def gave_up(self, error: WorkerError) -> None:
+        """Say that the worker polls from now on: it ends for no lack of a hint."""
+        self._give_up(f"{error} if it is to listen again")
 
     def _try_to_subscribe(self, connection: Connection) -> bool:
         """Listen and send the echo, unless the connection is one that others get, too."""

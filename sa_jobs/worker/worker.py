@@ -31,12 +31,19 @@ from sa_jobs.worker.interruptions import interruptions_held_back
 from sa_jobs.worker.links import Link
 from sa_jobs.worker.loop import EXIT_OK, ControlLoop
 from sa_jobs.worker.options import (
-    check_count,
+    LEAST_ANSWER_SECONDS,
+    LEAST_LEASE_SECONDS,
+    check_async_session_factory,
+    check_callable,
+    check_engine,
     check_lease,
     check_most,
     check_period,
     check_queues,
     check_registry,
+    check_session_factory,
+    check_slots,
+    check_switch,
 )
 from sa_jobs.worker.pace import Pace
 from sa_jobs.worker.parts import end_all
@@ -120,19 +127,24 @@ class Worker:
         check_registry(jobs)
         self.jobs = jobs
         self.queues = check_queues(queues, jobs)
-        self.concurrency = check_count("concurrency", concurrency, least=1)
-        self.buffer = check_count("buffer", buffer, least=0)
-        self.lease = check_period("lease", lease)
+        self.concurrency = check_slots("concurrency", concurrency, least=1)
+        self.buffer = check_slots("buffer", buffer, least=0)
+        self.lease = check_period("lease", lease, least=LEAST_LEASE_SECONDS)
         self.heartbeat = check_period("heartbeat", heartbeat)
         check_lease(self.lease, self.heartbeat)
         self.poll = check_period("poll", poll)
         self.sweep = check_period("sweep", sweep)
-        self.grace = check_period("grace", grace, may_be_zero=True)
-        self.answer = check_period("answer", answer)
-        self.listen = listen
+        self.grace = check_period("grace", grace, least=0)
+        self.answer = check_period("answer", answer, least=LEAST_ANSWER_SECONDS)
+        self.listen = check_switch("listen", listen)
         self.max_jobs = check_most("max_jobs", max_jobs)
         self.max_memory_mib = check_most("max_memory_mib", max_memory_mib)
-        self.on_ready = on_ready
+        self.on_ready = check_callable("on_ready", on_ready)
+        check_engine("engine", engine)
+        if control_engine is not None:
+            check_engine("control_engine", control_engine)
+        if listen_engine is not None:
+            check_engine("listen_engine", listen_engine)
         self.id = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._tables = jobs.tables
         self._control = links.control_engine(engine if control_engine is None else control_engine)
@@ -143,8 +155,8 @@ class Worker:
             engine,
             jobs,
             self._control,
-            session_factory,
-            async_session_factory,
+            check_session_factory(session_factory),
+            check_async_session_factory(async_session_factory),
             concurrency=self.concurrency,
         )
         self._mailbox = Mailbox()

@@ -80,8 +80,9 @@ def test_a_read_only_server_is_a_lost_connection(
         before = {role: backend(role) for role in roles}
         with read_only(cluster):
             for role in roles:
+                # The next one is there for as long as it takes to see that it is read-only, too.
                 wait_until(
-                    lambda role=role: backend(role) not in (None, before[role]),  # type: ignore[misc]
+                    lambda role=role: backend(role) != before[role],  # type: ignore[misc]
                     f"{role} looks for another server",
                 )
             go.set()
@@ -170,6 +171,33 @@ def test_a_role_that_is_refused_for_too_long_ends_the_worker(
     assert isinstance(worker.error, WorkerError)
     assert "the server has refused the worker for" in str(worker.error)
     assert "check the user, the password and the database" in str(worker.error)
+
+
+@pytest.mark.parametrize("when", ["while it works", "at the start"])
+def test_a_listener_that_is_refused_for_too_long_lets_the_worker_poll(
+    engine: Engine,
+    refusable: tuple[Engine, str],
+    jobs: Jobs,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    when: str,
+) -> None:
+    monkeypatch.setattr(recovery, "REFUSED_SECONDS", 1.0)
+    other, role = refusable
+    if when == "at the start":
+        refuse(engine, role)
+    with running(engine, jobs, listen_engine=other) as worker:
+        if when == "while it works":
+            wait_until(lambda: worker.worker.subscriptions == 1, "it listens")
+            refuse(engine, role)
+        wait_until(lambda: "it polls instead" in caplog.text, "it says so")
+        wait_until_done(engine, add(engine, jobs, "noop"))
+    said = [record.message for record in caplog.records if "it polls instead" in record.message]
+
+    assert worker.code == 0
+    assert len(said) == 1
+    assert "the server has refused the worker for" in said[0]
+    assert "--listen-url" in said[0]
 
 
 def test_a_name_that_no_longer_resolves_is_waited_for(

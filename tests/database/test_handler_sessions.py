@@ -24,7 +24,7 @@ from sqlalchemy.orm import (
     sessionmaker,
 )
 
-from sa_jobs import Jobs
+from sa_jobs import Jobs, fixed
 from sa_jobs.models import DEFAULT_TABLES
 from tests.support.looking import job, status
 from tests.support.running import run_all
@@ -308,7 +308,7 @@ def test_an_async_scoped_session_keeps_no_connection_of_a_handler_that_asked_for
     scoped = async_scoped_session(async_sessionmaker(engine), scopefunc=asyncio.current_task)
     left: list[int] = []
 
-    @jobs.handler("uses")
+    @jobs.handler("uses", backoff=fixed(60))
     async def uses(fails: bool) -> None:
         left.append(len(scoped.registry.registry))
         await scoped.execute(text("SELECT 1"))

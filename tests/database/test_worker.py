@@ -11,9 +11,19 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, NullPool, create_engine, text
-from sqlalchemy.orm import Session
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from sa_jobs import JobContext, Jobs, SchemaVersionError, Worker, WorkerError, enqueue, fixed
+from sa_jobs import (
+    JobContext,
+    Jobs,
+    SchemaVersionError,
+    Worker,
+    WorkerError,
+    WorkerOptionError,
+    enqueue,
+    fixed,
+)
 from sa_jobs.worker import EXIT_HANDED_BACK, EXIT_RECYCLED
 from tests.support.looking import failures, job, status, wait_until_done
 from tests.support.postgres import Cluster
@@ -378,8 +388,6 @@ def test_a_pool_of_one_connection_starves_no_heartbeat(effects: Engine, jobs: Jo
 
 
 def test_an_async_session_commits_with_the_finish(effects: Engine, jobs: Jobs) -> None:
-    from sqlalchemy.ext.asyncio import AsyncSession
-
     @jobs.handler("writes")
     async def writes(note: str, session: AsyncSession) -> None:
         await session.execute(INSERT, {"note": note})
@@ -405,7 +413,7 @@ def test_an_async_session_commits_with_the_finish(effects: Engine, jobs: Jobs) -
 
 @pytest.mark.parametrize("driver", ["psycopg2", "asyncpg", "psycopg_async"])
 def test_hosts_on_another_driver_can_run_workers(effects: Engine, jobs: Jobs, driver: str) -> None:
-    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+    from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
     host: Engine | AsyncEngine
     if driver == "psycopg2":
@@ -457,6 +465,45 @@ def test_each_role_has_a_connection_that_is_never_idle_in_a_transaction(
             )
     # The server notices a moment later.
     wait_until(lambda: connections_of(engine) == {}, "all connections are closed", seconds=5)
+
+
+def test_a_worker_holds_as_many_connections_as_its_page_says(engine: Engine, jobs: Jobs) -> None:
+    """Four of its own, and a pool for each kind of handler that asks for sessions."""
+    slots = 3
+    named = engine.url.update_query_dict({"application_name": "handlers"})
+    host = create_engine(named, pool_size=slots)
+    meeting = threading.Barrier(slots)
+    met: list[None] = []
+    all_met = asyncio.Event()
+
+    @jobs.handler("plain")
+    def plain(session: Session) -> None:
+        session.execute(text("SELECT 1"))
+        meeting.wait(20)
+
+    @jobs.handler("coroutine")
+    async def coroutine(session: AsyncSession) -> None:
+        await session.execute(text("SELECT 1"))
+        met.append(None)
+        if len(met) == slots:
+            all_met.set()
+        await all_met.wait()
+
+    def held(name: str) -> int:
+        query = text(
+            "SELECT count(*) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND application_name LIKE :name"
+        )
+        with engine.connect() as connection:
+            return int(connection.scalar(query, {"name": name}) or 0)
+
+    with running(host, jobs, concurrency=slots):
+        for handler in ("plain", "coroutine"):
+            for job_id in add(engine, jobs, handler, *[{}] * slots):
+                wait_until_done(engine, job_id)
+        wait_until(lambda: held("sa-jobs %") == 4, "its own are there")
+        assert held("handlers") == 2 * slots
+    host.dispose()
 
 
 @pytest.mark.parametrize("role", ["claim", "heartbeat", "listen", "sweep"])
@@ -646,14 +693,52 @@ def test_a_worker_in_a_thread_is_stopped_by_its_api(engine: Engine, jobs: Jobs) 
         ({"max_memory_mib": 0.5}, "max_memory_mib"),
         ({"queues": []}, "queues"),
         ({"queues": "default"}, "queues"),
+        ({"queues": 5}, "queues .*not 5"),
+        ({"queues": b"default"}, "queues"),
+        ({"concurrency": 10**30}, "concurrency must be at most"),
+        ({"buffer": 10**30}, "buffer must be at most"),
+        ({"lease": 1e-9, "heartbeat": 1e-9}, "lease must be from 1 .*not 1e-09"),
+        ({"heartbeat": 1e-9}, "heartbeat must be from 0.01"),
+        ({"answer": 1e-9}, "answer must be from 0.1 .*not 1e-09"),
+        ({"listen": "no"}, "listen must be True or False, not 'no'"),
+        ({"on_ready": 5}, "on_ready must be callable.*not 5"),
+        ({"control_engine": "postgresql://u:secret@h/d"}, "control_engine .*not str: .*create_eng"),
+        ({"listen_engine": 5}, "listen_engine must be an Engine"),
+        ({"session_factory": 5}, "session_factory .*int: pass sessionmaker"),
+        ({"session_factory": Session()}, "session_factory .*Session: pass sessionmaker"),
+        ({"session_factory": async_sessionmaker()}, "session_factory .*makes AsyncSession"),
+        ({"async_session_factory": 5}, "async_session_factory .*pass async_sessionmaker"),
+        ({"async_session_factory": sessionmaker()}, "async_session_factory .*makes Session: pass"),
+        ({"async_session_factory": scoped_session(sessionmaker())}, "async_session_factory"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_at_once(
     engine: Engine, jobs: Jobs, options: dict[str, Any], words: str
 ) -> None:
     jobs.handler("noop")(lambda: None)
-    with pytest.raises(WorkerError, match=words):
+    with pytest.raises(WorkerOptionError, match=words) as caught:
         Worker(engine, jobs, **options)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("engine", ["postgresql://u:secret@h/d", None, 5, Jobs()])
+def test_what_is_no_engine_is_refused(engine: Any, jobs: Jobs) -> None:
+    jobs.handler("noop")(lambda: None)
+    words = rf"engine must be an Engine or AsyncEngine, not {type(engine).__name__}: make one"
+    with pytest.raises(WorkerOptionError, match=words):
+        Worker(engine, jobs)
+
+
+def test_every_kind_of_session_factory_is_taken(engine: Engine, jobs: Jobs) -> None:
+    jobs.handler("noop")(lambda: None)
+    made, made_async = sessionmaker(engine), async_sessionmaker()
+    scoped = async_scoped_session(made_async, scopefunc=asyncio.current_task)
+    plain: tuple[Any, ...] = (made, scoped_session(made), made.__call__, Session)
+    coroutine: tuple[Any, ...] = (made_async, scoped, made_async.__call__, AsyncSession)
+    for factory in plain:
+        Worker(engine, jobs, session_factory=factory)
+    for factory in coroutine:
+        Worker(engine, jobs, async_session_factory=factory)
 
 
 def test_a_registry_without_handlers_is_refused(engine: Engine, jobs: Jobs) -> None:

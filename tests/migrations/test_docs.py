@@ -165,6 +165,27 @@ def test_the_commands_of_a_page_work(page: str, plain: Reader) -> None:
                     plain.run(exported + command)
 
 
+def test_autogenerate_beside_the_branch_leaves_the_tables_alone(plain: Reader) -> None:
+    (ini,) = [block for language, block in blocks("branch-mode") if language == "ini"]
+    models, env = plain.directory / "models.py", plain.directory / "migrations/env.py"
+    plain.run('alembic revision -m "first" --rev-id first')
+    (plain.directory / "alembic.ini").write_text(ini)
+    plain.run("alembic upgrade heads")
+    generate = "alembic revision --autogenerate --head first --rev-id"
+    assert "drop_table" not in plain.run(f"{generate} a && cat migrations/versions/a_*.py")
+    plain.run("rm migrations/versions/a_*.py")
+
+    models.write_text(MODELS.replace("tables = sa_jobs.attach(Base)\n", ""))
+    env.write_text(
+        "import sa_jobs.alembic\n"
+        + ENV.replace(
+            "Base.metadata,", "Base.metadata, include_name=sa_jobs.alembic.include_name(),"
+        )
+    )
+    assert "drop_table" not in plain.run(f"{generate} b && cat migrations/versions/b_*.py")
+    assert "a branch of the chain" in plain.run("sa-jobs migrations check")
+
+
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if any(is_for_flask(block) for _, block in blocks(page))]
 )

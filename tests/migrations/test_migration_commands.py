@@ -128,10 +128,6 @@ def test_new_reads_the_configuration(
     assert run("migrations", "check").code == 0
 
 
-@pytest.mark.skipif(
-    "toml_file" not in inspect.signature(Config).parameters,
-    reason="Alembic reads no pyproject.toml",
-)
 def test_the_configuration_may_be_in_a_pyproject(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,6 +137,10 @@ def test_the_configuration_may_be_in_a_pyproject(
     refusal = run("migrations", "check", "-c", "pyproject.toml").one_line()
     assert "pyproject.toml has no [tool.alembic]" in refusal
     assert "say -c or --directory" in run("migrations", "check").one_line()
+    if "toml_file" not in inspect.signature(Config).parameters:
+        toml.write_text("[tool.alembic]\nscript_location = 'migrations'\n")
+        assert "is read by Alembic 1.16 and newer" in run("migrations", "check").one_line()
+        return
     config = Config("alembic.ini", toml_file=toml, stdout=io.StringIO())
     command.init(config, "migrations", "pyproject")
     new_file(run("migrations", "new", "--to", STEPS[0]))
@@ -158,7 +158,7 @@ def test_the_configuration_may_be_in_a_pyproject(
 BROKEN = {
     "[alembic]\nscript_location = nomod:x\n": "ModuleNotFoundError: No module named 'nomod'",
     "[alembic]\nscript_location = absent\n": "doesn't exist",
-    "[alembic]\n": "No 'script_location' key found",
+    "[alembic]\n": "No 'script_location' key found.*: say -c or --directory",
     "script_location = x\n": "MissingSectionHeaderError",
     "[other]\n": "'script_location'|alembic",
     "[alembic]\nscript_location = %(nothing)s\n": "InterpolationMissingOptionError",
@@ -196,6 +196,14 @@ def test_a_revision_that_cannot_be_read_is_named(
         ended = run("migrations", verb, "--directory", str(host.directory))
         assert ended.code == 1
         assert re.search(f"the revisions cannot be read: {expected}", ended.one_line())
+
+
+def test_a_template_that_makes_no_python_is_one_line(run: Run, make_host: MakeHost) -> None:
+    host = make_host()
+    template = host.directory / "script.py.mako"
+    template.write_text(template.read_text() + "\ndef (:\n")
+    refusal = run("migrations", "new", "--directory", str(host.directory)).one_line()
+    assert "the new revision cannot be read: SyntaxError" in refusal
 
 
 def test_new_with_two_heads_names_the_option(run: Run, make_host: MakeHost) -> None:

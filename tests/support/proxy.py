@@ -7,6 +7,7 @@ other half, so that neither keepalives nor TCP_USER_TIMEOUT notice.
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import socket
 import struct
@@ -50,7 +51,7 @@ class Proxy:
         traceback: TracebackType | None,
     ) -> None:
         self._closed.set()
-        self._listener.close()
+        _shut_down(self._listener)
         self.cut()
 
     @property
@@ -93,6 +94,10 @@ class Proxy:
             return [c for c in self._connections if text.encode() in c.sent]
 
     def _accept(self) -> None:
+        with self._listener:
+            self._accept_all()
+
+    def _accept_all(self) -> None:
         while not self._closed.is_set():
             try:
                 client, _ = self._listener.accept()
@@ -122,9 +127,11 @@ class _Connection:
         self.ended = threading.Event()
 
     def cut(self) -> None:
+        # Closed by their own thread alone: another socket may get the number of one that is closed,
+        # and a thread that still reads from it would take that one's data.
         self.ended.set()
         for side in (self._client, self._server):
-            _reset(side)
+            _shut_down(side)
 
     def silence(self) -> None:
         self.silent = True
@@ -143,7 +150,9 @@ class _Connection:
         except (OSError, ValueError):
             pass  # One side is gone, or was cut.
         finally:
-            self.cut()
+            self.ended.set()
+            for side in (self._client, self._server):
+                _reset(side)
 
     def _forward(self, source: object, target: socket.socket) -> bool:
         assert isinstance(source, socket.socket)
@@ -170,3 +179,8 @@ def _reset(side: socket.socket) -> None:
         side.close()
     except OSError:
         pass
+
+
+def _shut_down(side: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        side.shutdown(socket.SHUT_RDWR)

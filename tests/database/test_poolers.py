@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
+import psycopg
 import pytest
 from sqlalchemy import Engine, NullPool, create_engine, text
 from sqlalchemy.engine import make_url
@@ -126,6 +127,11 @@ def test_a_host_that_prepares_statements_through_a_pooler_is_warned(
     assert "create_engine(connect_args={'prepare_threshold': None})" in warning
 
 
+@pytest.mark.xfail(
+    psycopg.pq.version() < 170000,
+    reason="with an older libpq the worker tries again instead",
+    run=False,
+)
 def test_a_pooler_in_statement_mode_is_refused_in_one_line(
     database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,8 +8,10 @@ is no longer the worker's claim, it changes nothing, and the caller is told whic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import datetime as dt
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
@@ -44,6 +46,28 @@ class Heartbeat:
     lost: set[int]
 
 
+class Place(NamedTuple):
+    """Where a claim begins to read a lane, the jobs of one queue at one priority.
+
+    After the job with this `since_at` and `since_id`, or from the start where `since_at` is None.
+    Priorities between the lane's and `above` are looked for first. None stands for no priority at
+    all, and for no bound above.
+    """
+
+    queue: str
+    priority: int | None
+    above: int | None = None
+    since_at: dt.datetime | None = None
+    since_id: int = 0
+
+
+class Lanes(NamedTuple):
+    """The lanes that have ready jobs, in the order in which a claim reads them, and the time."""
+
+    lanes: list[tuple[str, int]]
+    now: dt.datetime | None
+
+
 class Reclaimed(NamedTuple):
     """A job that was taken back: from which worker, at which attempt, and its status now."""
 
@@ -63,28 +87,58 @@ def claim(
     handlers: Sequence[str],
     limit: int,
     lease: float,
+    places: Sequence[Place] | None = None,
     tables: Tables = DEFAULT_TABLES,
 ) -> list[ClaimedJob]:
     """Take up to `limit` due jobs for `worker` for `lease` seconds, in the order they should run.
 
     Queues are served in the order given; within a queue: priority (high first), run_at, id. Never
-    returns a job whose handler is not among `handlers`, nor one that another claim holds.
+    returns a job whose handler is not among `handlers`, nor one that another claim holds. With
+    `places`, only what lies beyond them is looked at, in their order.
     """
     rows = connection.execute(
-        statements.claim(tables),
-        {
-            "worker": worker,
-            "queues": list(queues),
-            "handlers": list(handlers),
-            "limit": limit,
-            "lease": lease,
-        },
+        statements.claim(tables, from_places=places is not None),
+        _claiming(worker, queues, handlers, limit, lease, places),
     )
-    jobs = [ClaimedJob(*row) for row in rows]
-    if len(jobs) > 1:
-        turn = {queue: position for position, queue in enumerate(queues)}
-        jobs.sort(key=lambda job: (-job.priority, turn[job.queue], job.run_at, job.id))
-    return jobs
+    return _in_order(map(ClaimedJob._make, rows), queues)
+
+
+def finish_and_claim(
+    connection: Connection,
+    finished: Sequence[Settled],
+    *,
+    worker: str,
+    queues: Sequence[str],
+    handlers: Sequence[str],
+    limit: int,
+    lease: float,
+    places: Sequence[Place] | None = None,
+    tables: Tables = DEFAULT_TABLES,
+) -> tuple[set[int], list[ClaimedJob]]:
+    """Write outcomes that are all `Finished`, and claim, in one statement.
+
+    Returns the ids of the claims that were written, as `settle` does, and the jobs of `claim`.
+    """
+    results = [entry.outcome.result for entry in finished if isinstance(entry.outcome, Finished)]
+    has_results = any(result is not None for result in results)
+    parameters = _claiming(worker, queues, handlers, limit, lease, places) | _given(finished)
+    if has_results:
+        parameters["results"] = results
+    rows = connection.execute(
+        statements.finish_and_claim(tables, results=has_results, from_places=places is not None),
+        parameters,
+    ).all()
+    landed = set(parameters["ids"]).difference(rows[0].unfinished or ())
+    taken = [] if rows[0].id is None else [ClaimedJob._make(row[1:]) for row in rows]
+    return landed, _in_order(taken, queues)
+
+
+def lanes(
+    connection: Connection, *, queues: Sequence[str], tables: Tables = DEFAULT_TABLES
+) -> Lanes:
+    """Return which lanes have ready jobs, due or not, and the database's time if there is one."""
+    rows = connection.execute(statements.lanes(tables), {"queues": list(queues)}).all()
+    return Lanes([(row.queue, row.priority) for row in rows], rows[0].now if rows else None)
 
 
 def heartbeat(
@@ -130,16 +184,16 @@ def settle(
     `standing()` tells them apart. Jobs that became ready wake sleeping workers. A failed attempt
     gets its row of history.
     """
-    kinds: dict[type[Any], list[Settled]] = {}
-    for entry in settled:
-        kinds.setdefault(type(entry.outcome), []).append(entry)
-    landed: set[int] = set()
-    for kind, entries in kinds.items():
-        statement, columns = _WRITES[kind]
-        rows = _write(connection, statement(tables), columns, entries, worker)
-        landed.update(row.id for row in rows)
-        if kind is Released:
-            _wake(connection, rows, tables)
+    if all(type(entry.outcome) is Finished for entry in settled):
+        rows = _finish(connection, settled, worker, tables)
+    else:
+        rows = connection.execute(
+            statements.settle(tables), {"worker": worker, **_given(settled), **_ends(settled)}
+        ).all()
+    landed = {row.id for row in rows}
+    released = {entry.job.id for entry in settled if type(entry.outcome) is Released}
+    if released:
+        _wake(connection, [row for row in rows if row.id in released], tables)
     return landed
 
 
@@ -154,8 +208,7 @@ def finish_in_transaction(
 
     Waits for a heartbeat or a host's transaction that has the row locked.
     """
-    statement = statements.finish(tables, wait=True)
-    return bool(_write(connection, statement, _WRITES[Finished][1], [settled], worker))
+    return bool(_finish(connection, [settled], worker, tables, wait=True))
 
 
 def standing(
@@ -224,28 +277,87 @@ def reclaim(
     return [Reclaimed(*row) for row in rows]
 
 
-_WRITES: dict[type[Any], tuple[Any, dict[str, str]]] = {
-    Finished: (statements.finish, {"results": "result"}),
-    Failed: (statements.fail, {"final": "final", "delays": "delay", "errors": "error"}),
-    Snoozed: (statements.snooze, {"delays": "delay"}),
-    Released: (statements.release, {}),
-}
-
-
-def _write(
-    connection: Connection,
-    statement: Any,
-    columns: dict[str, str],
-    entries: Sequence[Settled],
+def _claiming(
     worker: str,
-) -> Sequence[Any]:
+    queues: Sequence[str],
+    handlers: Sequence[str],
+    limit: int,
+    lease: float,
+    places: Sequence[Place] | None,
+) -> dict[str, Any]:
     parameters: dict[str, Any] = {
         "worker": worker,
-        "ids": [entry.job.id for entry in entries],
-        "claim_nos": [entry.job.claim_no for entry in entries],
+        "queues": list(queues),
+        "handlers": list(handlers),
+        "limit": limit,
+        "lease": lease,
     }
-    for parameter, attribute in columns.items():
-        parameters[parameter] = [getattr(entry.outcome, attribute) for entry in entries]
+    if places is not None:
+        parameters |= {
+            "queues": [place.queue for place in places],
+            "priorities": [place.priority for place in places],
+            "aboves": [place.above for place in places],
+            "since_at": [place.since_at for place in places],
+            "since_id": [place.since_id for place in places],
+        }
+    return parameters
+
+
+_BY_PLACE = attrgetter("run_at", "id")
+_BY_PRIORITY = attrgetter("priority")
+
+
+def _in_order(taken: Iterable[ClaimedJob], queues: Sequence[str]) -> list[ClaimedJob]:
+    jobs = sorted(taken, key=_BY_PLACE)
+    if len(queues) > 1:
+        turn = {queue: position for position, queue in enumerate(queues)}
+        jobs.sort(key=lambda job: turn[job.queue])
+    # Each sort leaves the order of equals as it was.
+    jobs.sort(key=_BY_PRIORITY, reverse=True)
+    return jobs
+
+
+def _given(settled: Sequence[Settled]) -> dict[str, Any]:
+    return {
+        "ids": [job.id for job, _ in settled],
+        "claim_nos": [job.claim_no for job, _ in settled],
+    }
+
+
+def _ends(settled: Sequence[Settled]) -> dict[str, Any]:
+    columns: dict[str, list[Any]] = {"ends": [], "results": [], "errors": [], "delays": []}
+    for _, outcome in settled:
+        end, result, error, delay = _end(outcome)
+        columns["ends"].append(end)
+        columns["results"].append(result)
+        columns["errors"].append(error)
+        columns["delays"].append(delay)
+    return columns
+
+
+def _end(outcome: Outcome) -> tuple[str, str | None, str | None, float | None]:
+    if isinstance(outcome, Finished):
+        return "done", outcome.result, None, None
+    if isinstance(outcome, Failed):
+        return "dead" if outcome.final else "failed", None, outcome.error, outcome.delay
+    if isinstance(outcome, Snoozed):
+        return "snoozed", None, None, outcome.delay
+    return "released", None, None, None
+
+
+def _finish(
+    connection: Connection,
+    settled: Sequence[Settled],
+    worker: str,
+    tables: Tables,
+    *,
+    wait: bool = False,
+) -> Sequence[Any]:
+    results = [entry.outcome.result for entry in settled if isinstance(entry.outcome, Finished)]
+    parameters: dict[str, Any] = {"worker": worker, **_given(settled)}
+    if has_results := any(result is not None for result in results):
+        parameters["results"] = results
+    statement = statements.finish(tables, results=has_results, wait=wait)
     return connection.execute(statement, parameters).all()
 
 

@@ -6,8 +6,7 @@ import datetime as dt
 import logging
 import threading
 from collections.abc import MutableMapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sa_jobs import jsontext
 from sa_jobs.error_text import message_text
@@ -18,8 +17,7 @@ logger = logging.getLogger("sa_jobs.job")
 MAX_PROGRESS_BYTES = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimedJob:
+class ClaimedJob(NamedTuple):
     """A job as it was claimed: plain values, tied to no session.
 
     `attempts` counts this attempt; `claim_no`, unlike `attempts`, never falls. `payload_text` and
@@ -85,6 +83,9 @@ class _JobLog(_Adapter):
         return msg, kwargs
 
 
+_making_event = threading.Lock()
+
+
 class JobContext:
     """Handed to a handler whose parameter is annotated with it.
 
@@ -93,9 +94,13 @@ class JobContext:
     Safe to use from any thread.
     """
 
+    __slots__ = ("_event", "_log", "_progress", "_stopped", "job")
+
     def __init__(self, job: ClaimedJob) -> None:
         self.job = job
-        self._stop = threading.Event()
+        self._stopped = False
+        # Made by the first wait: most handlers never do, and it is dearer than all else here.
+        self._event: threading.Event | None = None
         self._progress: str | None = None
         self._log: _JobLog | None = None
 
@@ -107,7 +112,7 @@ class JobContext:
     @property
     def cancelled(self) -> bool:
         """Whether the handler should stop."""
-        return self._stop.is_set()
+        return self._stopped
 
     @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
@@ -118,7 +123,12 @@ class JobContext:
 
     def wait(self, seconds: float) -> bool:
         """Sleep for `seconds`, or until the handler should stop; return whether it should."""
-        return self._stop.wait(seconds)
+        with _making_event:
+            event = self._event
+            if event is None:
+                event = self._event = threading.Event()
+        # `stop` sets the flag before it looks for the event.
+        return self._stopped or event.wait(seconds)
 
     def progress(self, value: Any) -> None:
         """Keep a JSON value that the next heartbeat stores as `meta.progress`.
@@ -133,7 +143,10 @@ class JobContext:
 
     def stop(self) -> None:
         """Tell the handler to stop (called by the worker)."""
-        self._stop.set()
+        self._stopped = True
+        event = self._event
+        if event is not None:
+            event.set()
 
     def take_progress(self) -> str | None:
         """Return the progress that was reported since the last call, as JSON (for the worker)."""

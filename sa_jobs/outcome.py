@@ -77,6 +77,8 @@ class Released:
 
 Outcome = Finished | Failed | Snoozed | Released
 
+_NO_RESULT = Finished()
+
 
 def returned(job: ClaimedJob, value: Any) -> Finished:
     """Return the outcome of a handler that returned `value`; never raises.
@@ -85,7 +87,7 @@ def returned(job: ClaimedJob, value: Any) -> Finished:
     doing the work again.
     """
     if value is None:
-        return Finished()
+        return _NO_RESULT
     try:
         return Finished(jsontext.dumps(value, what="result"))
     except BaseException as error:

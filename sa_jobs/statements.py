@@ -21,7 +21,6 @@ from typing import Any
 from sqlalchemy import (
     CTE,
     BigInteger,
-    Boolean,
     ColumnElement,
     DateTime,
     Double,
@@ -30,6 +29,7 @@ from sqlalchemy import (
     Select,
     SelectBase,
     SmallInteger,
+    Table,
     TableValuedAlias,
     Text,
     Update,
@@ -39,6 +39,7 @@ from sqlalchemy import (
     bindparam,
     case,
     cast,
+    column,
     exists,
     func,
     insert,
@@ -47,10 +48,13 @@ from sqlalchemy import (
     or_,
     select,
     true,
+    tuple_,
     update,
 )
 from sqlalchemy.dialects.postgresql import JSONB, OID, REGCLASS, Insert
+from sqlalchemy.dialects.postgresql import array as pg_array
 from sqlalchemy.dialects.postgresql import insert as pg_insert
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from sa_jobs import limits
 from sa_jobs.backoff import DEFAULT_BASE_SECONDS, DEFAULT_CAP_SECONDS
@@ -74,6 +78,8 @@ NOW: Moment = func.now()
 CLOCK: Moment = func.clock_timestamp()
 LEASE_EXPIRED = "lease expired"
 LEASE_EXPIRED_FINALLY = "lease expired on final attempt"
+# The ends of a claim, for `settle`, that give the attempt back.
+AT_NO_COST = ("snoozed", "released")
 
 # Spelled out, never bound: with a parameter in their place a generic plan cannot use an index that
 # is partial on the status.
@@ -254,7 +260,7 @@ def replace(tables: Tables, *, now: Moment = NOW) -> Executable:
         )
         .values(
             payload=json_value(bindparam("payload", type_=Text())),
-            run_at=_due(now),
+            run_at=_run_at(now),
             updated_at=now,
         )
         .returning(jobs.c.id, jobs.c.queue)
@@ -304,7 +310,7 @@ def retry(tables: Tables, *, now: Moment = NOW) -> Executable:
         .values(
             status=READY,
             attempts=0,
-            run_at=_due(now),
+            run_at=_run_at(now),
             finished_at=null(),
             cancel_requested_at=null(),
             last_error=null(),
@@ -325,90 +331,46 @@ def status_of(tables: Tables) -> Select[Any]:
 
 
 @built
-def claim(tables: Tables, *, now: Moment = NOW) -> Executable:
+def claim(tables: Tables, *, from_places: bool = False, now: Moment = NOW) -> Executable:
     """Take up to `limit` due jobs for `worker` until now + `lease` seconds, and return them.
 
     Parameters: `queues` (array: the order in which they are served), `handlers` (array: the only
-    ones that are taken), `limit`, `worker`, `lease`.
+    ones that are taken), `limit`, `worker`, `lease`; with `from_places` those of `_due_from`.
 
     Within a queue the order is priority (high first), run_at, id; RETURNING has no order.
 
-    `lane` steps from each queue's highest priority to its next lower one by index look-ups, and
-    each lane's due jobs are read from the ready index in order. Everything is pulled lazily, with
-    no sort above the row locks: the claim locks the rows that it takes and no other, and jobs that
-    are scheduled for later cost nothing at any priority. Rows that another worker has locked are
-    skipped. KEY SHARE locks, which a host's foreign keys to the job hold, do not stand in the way.
     The array form takes no more than `limit` rows under any plan; a join with the candidates can,
     and flips to a scan of the whole table.
     """
-    jobs = tables.jobs
-    ready = jobs.c.status == READY
+    return _taken(tables, now, from_places=from_places)
 
-    def highest(queue: ColumnElement[str], *below: ColumnElement[bool]) -> ColumnElement[int]:
-        return (
-            select(jobs.c.priority)
-            .where(jobs.c.queue == queue, ready, *below)
-            .order_by(jobs.c.priority.desc())
-            .limit(literal_column("1"))
-            .scalar_subquery()
-        )
 
-    served = unnest("served", {"queues": Text()})
-    lane = select(served.c.queues.label("queue"), highest(served.c.queues).label("priority")).cte(
-        "lane", recursive=True
-    )
-    lane = lane.union_all(
-        select(lane.c.queue, highest(lane.c.queue, jobs.c.priority < lane.c.priority)).where(
-            lane.c.priority.is_not(None)
-        )
-    )
-    limit = bindparam("limit", type_=BigInteger())
-    due = (
-        select(jobs.c.id)
-        .where(
-            jobs.c.queue == lane.c.queue,
-            jobs.c.priority == lane.c.priority,
-            ready,
-            jobs.c.run_at <= now,
-            jobs.c.handler == any_(array("handlers", Text())),
-        )
-        .order_by(jobs.c.run_at, jobs.c.id)
-        .limit(limit)
-        .with_for_update(skip_locked=True, key_share=True)
-        .lateral("due")
-    )
-    candidate = select(due.c.id).select_from(lane.join(due, true())).limit(limit).cte("candidate")
-    return (
-        update(jobs)
-        .where(jobs.c.id == any_(func.array(select(candidate.c.id).scalar_subquery())))
-        .values(
-            status=RUNNING,
-            attempts=jobs.c.attempts + 1,
-            claim_no=jobs.c.claim_no + 1,
-            locked_by=bindparam("worker", type_=Text()),
-            claimed_at=now,
-            leased_until=now + seconds(bindparam("lease", type_=Double())),
-            updated_at=now,
-        )
-        .returning(
-            jobs.c.id,
-            jobs.c.queue,
-            jobs.c.handler,
-            cast(jobs.c.payload, Text).label("payload"),
-            jobs.c.priority,
-            jobs.c.tenant,
-            # A time that no driver can read would fail each claim of its queue.
-            readable(jobs.c.run_at).label("run_at"),
-            readable(jobs.c.scheduled_for).label("scheduled_for"),
-            jobs.c.attempts,
-            jobs.c.max_attempts,
-            jobs.c.claim_no,
-            jobs.c.idempotency_key,
-            jobs.c.unique_key,
-            cast(jobs.c.meta, Text).label("meta"),
-            readable(jobs.c.created_at).label("created_at"),
-            jobs.c.claimed_at,
-        )
+@built
+def finish_and_claim(
+    tables: Tables, *, results: bool = False, from_places: bool = False, now: Moment = NOW
+) -> Select[Any]:
+    """End claims as done and take new ones, in one statement: a round trip and a commit for both.
+
+    Parameters: those of `finish` and of `claim`. Each row has in `unfinished` the ids that were not
+    ended, or NULL, and the columns of one job; there is one row without a job if none was taken.
+    """
+    finished = _finished(tables, results=results, wait=False, now=now).cte("finished")
+    taken = _taken(tables, now, from_places=from_places).cte("taken")
+    asked = unnest("asked", {"ids": BigInteger()})
+    unfinished = select(asked.c.ids).except_(select(finished.c.id)).subquery("unfinished")
+    first = select(func.array_agg(unfinished.c.ids).label("unfinished")).subquery("first")
+    return select(first.c.unfinished, *taken.c).select_from(first.outerjoin(taken, true()))
+
+
+@built
+def lanes(tables: Tables, *, now: Moment = NOW) -> Select[Any]:
+    """Select (queue, priority, now) of all that is ready on `queues` (array), due or not.
+
+    In the order of a claim: the highest priority of each queue, then the next lower ones.
+    """
+    lane = _lanes(tables)
+    return select(lane.c.queue, lane.c.priority, now.label("now")).where(
+        lane.c.priority.is_not(None)
     )
 
 
@@ -455,36 +417,30 @@ def claims_now(tables: Tables) -> Select[Any]:
 
 
 @built
-def finish(tables: Tables, *, wait: bool = False, now: Moment | None = None) -> Executable:
+def finish(
+    tables: Tables, *, results: bool = False, wait: bool = False, now: Moment | None = None
+) -> Executable:
     """End claims as done; return the ids that were still the worker's.
 
-    Parameters: `ids`, `claim_nos`, `results` (arrays; a result is JSON text or None), `worker`.
-    A row that somebody has locked is left alone and not returned, or with `wait` waited for: so in
-    a transaction of the handler's, whose own now() would be from before the work.
+    Parameters: `ids`, `claim_nos` (arrays), `worker`, and with `results` that array (JSON text or
+    None). A row that somebody has locked is left alone and not returned, or with `wait` waited for:
+    so in a transaction of the handler's, whose own now() would be from before the work.
     """
     if now is None:
         now = CLOCK if wait else NOW
-    jobs = tables.jobs
-    given = unnest("given", {"ids": BigInteger(), "claim_nos": BigInteger(), "results": Text()})
-    return (
-        _update_own(tables, given, wait=wait)
-        .values(
-            status=DONE,
-            result=cast(given.c.results, JSONB),
-            finished_at=now,
-            leased_until=null(),
-            updated_at=now,
-        )
-        .returning(jobs.c.id)
-    )
+    return _finished(tables, results=results, wait=wait, now=now)
 
 
 @built
-def fail(tables: Tables, *, now: Moment = NOW) -> Executable:
-    """End claims as failed attempts, each with a row of history; return (id, status) of each.
+def settle(tables: Tables, *, now: Moment = NOW) -> Executable:
+    """End claims in any of the ways there are, and return (id, queue, status) of each.
 
-    Parameters: `ids`, `claim_nos`, `final` (true: dead), `delays` in seconds, `errors` (arrays),
-    `worker`. A job that was asked to cancel becomes cancelled, never ready.
+    Parameters: `worker` and the arrays `ids`, `claim_nos`, `ends` (done, failed, dead, snoozed or
+    released), `results` (JSON text or None), `errors` (of those failed or dead, else None) and
+    `delays` (seconds from now, or None for the job's old place).
+
+    Each error becomes a row of history. What was snoozed or released costs no attempt. A job that
+    was asked to cancel becomes cancelled, never ready. Rows that are locked are left alone.
     """
     jobs = tables.jobs
     given = unnest(
@@ -492,55 +448,47 @@ def fail(tables: Tables, *, now: Moment = NOW) -> Executable:
         {
             "ids": BigInteger(),
             "claim_nos": BigInteger(),
-            "final": Boolean(),
-            "delays": Double(),
+            "ends": Text(),
+            "results": Text(),
             "errors": Text(),
+            "delays": Double(),
         },
     )
-    cancelled = jobs.c.cancel_requested_at.is_not(None)
-    failed = (
+    status = case(
+        (given.c.ends == DONE, DONE),
+        (jobs.c.cancel_requested_at.is_not(None), CANCELLED),
+        (given.c.ends == DEAD, DEAD),
+        else_=READY,
+    )
+    at_no_cost = given.c.ends.in_([literal_column(f"'{end}'", Text()) for end in AT_NO_COST])
+    settled = (
         _update_own(tables, given, wait=False)
         .values(
-            status=case((cancelled, CANCELLED), (given.c.final, DEAD), else_=READY),
+            status=status,
+            # claim_no never falls, so the fence holds; the job shows the attempts it had.
+            attempts=case((at_no_cost, jobs.c.attempts - 1), else_=jobs.c.attempts),
             run_at=case(
-                (or_(cancelled, given.c.final), jobs.c.run_at),
-                else_=now + seconds(given.c.delays),
+                (
+                    and_(status == READY, given.c.delays.is_not(None)),
+                    now + seconds(given.c.delays),
+                ),
+                else_=jobs.c.run_at,
             ),
-            finished_at=case((or_(cancelled, given.c.final), now), else_=null()),
-            last_error=given.c.errors,
+            finished_at=case((status == READY, null()), else_=now),
+            result=cast(given.c.results, JSONB),
+            last_error=func.coalesce(given.c.errors, jobs.c.last_error),
             leased_until=null(),
             updated_at=now,
         )
-        .returning(*_failed_columns(tables), jobs.c.locked_by.label("worker"))
-        .cte("failed")
+        .returning(
+            *_failed_columns(tables),
+            jobs.c.locked_by.label("worker"),
+            given.c.errors.is_not(None).label("failed"),
+        )
+        .cte("settled")
     )
-    return select(failed.c.id, failed.c.status).add_cte(_history(tables, failed, now))
-
-
-@built
-def release(tables: Tables, *, now: Moment = NOW) -> Executable:
-    """Give claims back at once, at no cost of an attempt; return (id, queue, status) of each.
-
-    Parameters: `ids`, `claim_nos` (arrays), `worker`. The job keeps its place in the queue.
-    """
-    given = unnest("given", {"ids": BigInteger(), "claim_nos": BigInteger()})
-    return _given_back(
-        tables, _update_own(tables, given, wait=False), now, run_at=tables.jobs.c.run_at
-    )
-
-
-@built
-def snooze(tables: Tables, *, now: Moment = NOW) -> Executable:
-    """Give claims back for later, at no cost of an attempt; return (id, queue, status) of each.
-
-    Parameters: `ids`, `claim_nos`, `delays` in seconds (arrays), `worker`.
-    """
-    given = unnest("given", {"ids": BigInteger(), "claim_nos": BigInteger(), "delays": Double()})
-    return _given_back(
-        tables,
-        _update_own(tables, given, wait=False),
-        now,
-        run_at=now + seconds(given.c.delays),
+    return select(settled.c.id, settled.c.queue, settled.c.status).add_cte(
+        _history(tables, settled, now, settled.c.failed)
     )
 
 
@@ -698,43 +646,223 @@ def _refused(option: str, given: ColumnElement[Any]) -> ColumnElement[bool]:
     )
 
 
-def _due(now: Moment) -> ColumnElement[Any]:
+def _run_at(now: Moment) -> ColumnElement[Any]:
     parameters = _parameters()
     return due_at(parameters["run_at"], parameters["delay"], now)
 
 
-def _owned(jobs: Any, given: TableValuedAlias) -> ColumnElement[bool]:
-    # The array condition keeps the plan on the primary key; the join alone scans the table.
-    return and_(
-        jobs.c.id == any_(array("ids", BigInteger())),
-        jobs.c.id == given.c.ids,
-        jobs.c.claim_no == given.c.claim_nos,
-        jobs.c.locked_by == bindparam("worker", type_=Text()),
-        jobs.c.leased_until.is_not(None),
+def _lanes(tables: Tables) -> CTE:
+    """Return the CTE that steps from each queue's highest priority to its next lower one.
+
+    By look-ups in the ready index; a queue's last row has no priority.
+    """
+    jobs = tables.jobs
+    served = unnest("served", {"queues": Text()})
+    lane = select(
+        served.c.queues.label("queue"), _highest(jobs, served.c.queues).label("priority")
+    ).cte("lane", recursive=True)
+    return lane.union_all(
+        select(lane.c.queue, _highest(jobs, lane.c.queue, jobs.c.priority < lane.c.priority)).where(
+            lane.c.priority.is_not(None)
+        )
     )
+
+
+def _highest(
+    jobs: Table, queue: ColumnElement[str], *within: ColumnElement[bool]
+) -> ColumnElement[int]:
+    return (
+        select(jobs.c.priority)
+        .where(jobs.c.queue == queue, jobs.c.status == READY, *within)
+        .order_by(jobs.c.priority.desc())
+        .limit(literal_column("1"))
+        .scalar_subquery()
+    )
+
+
+def _due(tables: Tables, now: Moment) -> Select[Any]:
+    """Select and lock up to `limit` due jobs of `queues`, lane by lane.
+
+    Everything is pulled lazily, with no sort above the row locks: what is taken is locked, no other
+    row, and jobs that are scheduled for later cost nothing at any priority. Rows that another
+    worker has locked are skipped. KEY SHARE locks, which a host's foreign keys to the job hold, do
+    not stand in the way.
+    """
+    lane = _lanes(tables)
+    due = _due_in(tables, now, lane.c.queue, lane.c.priority)
+    return select(due.c.id).select_from(lane.join(due, true())).limit(_limit())
+
+
+def _due_from(tables: Tables, now: Moment) -> Select[Any]:
+    """Select and lock up to `limit` due jobs, each lane read from the place where it is to begin.
+
+    Parameters: the arrays `queues`, `priorities`, `aboves`, `since_at` and `since_id`, one element
+    a lane, in the order in which they are read. A lane's jobs come after `since_at` and `since_id`;
+    a `since_at` of None means from the start. Before it comes the highest priority between it and
+    `aboves`, if by now there is one; None stands for no priority at all, or no bound above.
+    """
+    jobs = tables.jobs
+    given = unnest(
+        "given",
+        {
+            "queues": Text(),
+            "priorities": BigInteger(),
+            "aboves": BigInteger(),
+            "since_at": DateTime(timezone=True),
+            "since_id": BigInteger(),
+        },
+    )
+    least: ColumnElement[int] = literal_column(str(limits.MIN_PRIORITY - 1))
+    most: ColumnElement[int] = literal_column(str(limits.MAX_PRIORITY + 1))
+    between = _highest(
+        jobs,
+        given.c.queues,
+        jobs.c.priority > func.coalesce(given.c.priorities, least),
+        jobs.c.priority < func.coalesce(given.c.aboves, most),
+    )
+    start: Moment = literal_column("timestamptz '-infinity'")
+    first: ColumnElement[int] = literal_column("0::bigint")
+    # What may have come between is read before the lane itself.
+    lane = (
+        func.unnest(
+            pg_array([cast(between, BigInteger), given.c.priorities]),
+            pg_array([start, func.coalesce(given.c.since_at, start)]),
+            pg_array([first, given.c.since_id]),
+        )
+        .table_valued(
+            column("priority", BigInteger()),
+            column("since_at", DateTime(timezone=True)),
+            column("since_id", BigInteger()),
+        )
+        .render_derived(name="lane")
+    )
+    due = _due_in(
+        tables,
+        now,
+        given.c.queues,
+        lane.c.priority,
+        tuple_(jobs.c.run_at, jobs.c.id) > tuple_(lane.c.since_at, lane.c.since_id),
+    )
+    return select(due.c.id).select_from(given.join(lane, true()).join(due, true())).limit(_limit())
+
+
+def _due_in(
+    tables: Tables,
+    now: Moment,
+    queue: ColumnElement[str],
+    priority: ColumnElement[int],
+    *beyond: ColumnElement[bool],
+) -> FromClause:
+    jobs = tables.jobs
+    return (
+        select(jobs.c.id)
+        .where(
+            jobs.c.queue == queue,
+            jobs.c.priority == priority,
+            jobs.c.status == READY,
+            jobs.c.run_at <= now,
+            jobs.c.handler == any_(array("handlers", Text())),
+            *beyond,
+        )
+        .order_by(jobs.c.run_at, jobs.c.id)
+        .limit(_limit())
+        .with_for_update(skip_locked=True, key_share=True)
+        .lateral("due")
+    )
+
+
+def _limit() -> ColumnElement[int]:
+    return bindparam("limit", type_=BigInteger())
+
+
+def _taken(tables: Tables, now: Moment, *, from_places: bool) -> ReturningUpdate[Any]:
+    """Return the UPDATE by which a worker takes the candidates, with the columns it needs."""
+    jobs = tables.jobs
+    candidate = (_due_from if from_places else _due)(tables, now).cte("candidate")
+    return (
+        update(jobs)
+        .where(jobs.c.id == any_(func.array(select(candidate.c.id).scalar_subquery())))
+        .values(
+            status=RUNNING,
+            attempts=jobs.c.attempts + 1,
+            claim_no=jobs.c.claim_no + 1,
+            locked_by=bindparam("worker", type_=Text()),
+            claimed_at=now,
+            leased_until=now + seconds(bindparam("lease", type_=Double())),
+            updated_at=now,
+        )
+        .returning(
+            jobs.c.id,
+            jobs.c.queue,
+            jobs.c.handler,
+            cast(jobs.c.payload, Text).label("payload"),
+            jobs.c.priority,
+            jobs.c.tenant,
+            # A time that no driver can read would fail each claim of its queue.
+            readable(jobs.c.run_at).label("run_at"),
+            readable(jobs.c.scheduled_for).label("scheduled_for"),
+            jobs.c.attempts,
+            jobs.c.max_attempts,
+            jobs.c.claim_no,
+            jobs.c.idempotency_key,
+            jobs.c.unique_key,
+            cast(jobs.c.meta, Text).label("meta"),
+            readable(jobs.c.created_at).label("created_at"),
+            jobs.c.claimed_at,
+        )
+    )
+
+
+def _finished(tables: Tables, *, results: bool, wait: bool, now: Moment) -> ReturningUpdate[Any]:
+    jobs = tables.jobs
+    kinds: dict[str, Any] = {"ids": BigInteger(), "claim_nos": BigInteger()}
+    if results:
+        given = unnest("given", {**kinds, "results": Text()})
+        updating = _update_own(tables, given, wait=wait)
+        result: ColumnElement[Any] = cast(given.c.results, JSONB)
+    else:
+        given = unnest("given", kinds)
+        mine = _mine(tables, wait=wait)
+        ours = select(mine.c.id).where(_is_given(mine, given))
+        updating = update(jobs).where(jobs.c.id == any_(func.array(ours.scalar_subquery())))
+        result = null()
+    return updating.values(
+        status=DONE, result=result, finished_at=now, leased_until=null(), updated_at=now
+    ).returning(jobs.c.id)
+
+
+def _mine(tables: Tables, *, wait: bool) -> CTE:
+    """Return the CTE that locks those of the jobs `ids` that are still the worker's.
+
+    In the order of their ids. Without `wait` a row that is locked already is skipped: a host's
+    transaction that holds a job's row must not hold up the worker. The array is the only condition
+    on the id, which keeps the plan on the primary key: beside a join it would be looked through
+    once for each row.
+    """
+    jobs = tables.jobs
+    return (
+        select(jobs.c.id, jobs.c.claim_no)
+        .where(
+            jobs.c.id == any_(array("ids", BigInteger())),
+            jobs.c.locked_by == bindparam("worker", type_=Text()),
+            jobs.c.leased_until.is_not(None),
+        )
+        .order_by(jobs.c.id)
+        .with_for_update(skip_locked=not wait, key_share=True)
+        .cte("mine")
+    )
+
+
+def _is_given(mine: CTE, given: TableValuedAlias) -> ColumnElement[bool]:
+    # A worker that lost a job and claimed it again may give both claims.
+    return and_(mine.c.id == given.c.ids, mine.c.claim_no == given.c.claim_nos)
 
 
 def _update_own(tables: Tables, given: TableValuedAlias, *, wait: bool) -> Update:
-    """Return the start of an UPDATE of those of the given claims that are still the worker's.
-
-    Rows are locked in the order of their ids. Without `wait` a row that is locked already is
-    skipped: a host's transaction that holds a job's row must not hold up the worker.
-    """
+    """Return the start of an UPDATE of those of the given claims that are still the worker's."""
     jobs = tables.jobs
-    mine = (
-        select(jobs.c.id)
-        .select_from(jobs.join(given, jobs.c.id == given.c.ids))
-        .where(_owned(jobs, given))
-        .order_by(jobs.c.id)
-        .with_for_update(skip_locked=not wait, key_share=True, of=jobs)
-        .cte("mine")
-    )
-    return update(jobs).where(
-        jobs.c.id == any_(func.array(select(mine.c.id).scalar_subquery())),
-        jobs.c.id == given.c.ids,
-        # A worker that lost a job and claimed it again may give both claims.
-        jobs.c.claim_no == given.c.claim_nos,
-    )
+    mine = _mine(tables, wait=wait)
+    return update(jobs).where(jobs.c.id == mine.c.id, _is_given(mine, given))
 
 
 def _given_back(
@@ -776,8 +904,10 @@ def _failed_columns(tables: Tables) -> list[ColumnElement[Any]]:
     ]
 
 
-def _history(tables: Tables, ended: CTE, now: Moment) -> CTE:
-    """Return the CTE that writes a failure row for each row of an UPDATE's RETURNING."""
+def _history(
+    tables: Tables, ended: CTE, now: Moment, failed: ColumnElement[bool] | None = None
+) -> CTE:
+    """Return the CTE that writes a failure row for each row of an UPDATE that `failed`."""
     source: dict[str, ColumnElement[Any]] = {
         "job_id": ended.c.id,
         "queue": ended.c.queue,
@@ -788,8 +918,7 @@ def _history(tables: Tables, ended: CTE, now: Moment) -> CTE:
         "error": ended.c.last_error,
         "claimed_at": ended.c.claimed_at,
     }
-    return (
-        insert(tables.failures)
-        .from_select([*source, "failed_at"], select(*source.values(), now))
-        .cte("history")
-    )
+    rows = select(*source.values(), now)
+    if failed is not None:
+        rows = rows.where(failed)
+    return insert(tables.failures).from_select([*source, "failed_at"], rows).cte("history")

@@ -9,7 +9,7 @@ import functools
 import threading
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 from sa_jobs.errors import WorkerError
@@ -50,10 +50,10 @@ class Coroutines:
         # Monotonic time of the oldest call that the loop has not answered.
         self._asked_at: float | None = None
 
-    def submit(self, running: Running) -> None:
-        """Start a claim's handler on the loop, as soon as there is room."""
+    def submit(self, claims: Iterable[Running]) -> None:
+        """Start the handlers of claims on the loop, in this order, as soon as there is room."""
         with self._lock:
-            self._waiting.append(running)
+            self._waiting.extend(claims)
         self._ask_to_start()
 
     def withdraw(self, running: Running) -> bool:

@@ -2,7 +2,8 @@
 
 A claim is never larger than the free slots and the buffer. Its transaction is committed before a
 handler starts, and none of the worker's own is open while one runs. Outcomes that arrive together
-are written together, at once. Everything else in this package reports to this loop by its mailbox.
+are written together, at once, and by the same statement that claims the next jobs where that can
+be. Everything else in this package reports to this loop by its mailbox.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from sa_jobs import claims, presence
 from sa_jobs.context import ClaimedJob
@@ -20,8 +22,9 @@ from sa_jobs.handlers import Jobs
 from sa_jobs.outcome import Finished, Released, failed
 from sa_jobs.worker.allowance import Allowance
 from sa_jobs.worker.coroutines import Coroutines
+from sa_jobs.worker.cursor import JOB_SECONDS, Cursor
 from sa_jobs.worker.execution import timed_out
-from sa_jobs.worker.faults import first_line
+from sa_jobs.worker.faults import first_line, hopeless, is_transient
 from sa_jobs.worker.links import Link
 from sa_jobs.worker.pace import Pace
 from sa_jobs.worker.records import log_ended_before, log_lost, log_outcome
@@ -40,7 +43,7 @@ from sa_jobs.worker.running import (
     Woken,
 )
 from sa_jobs.worker.threads import Threads
-from sa_jobs.worker.writer import Writer
+from sa_jobs.worker.writer import Flushed, Writer
 
 logger = logging.getLogger("sa_jobs.worker")
 
@@ -51,6 +54,8 @@ EXIT_HANDED_BACK = 3
 # The worker has done as much as it may, and was not asked to stop: another one is to be started.
 EXIT_RECYCLED = 4
 
+# More in one statement would make its answer late, and its gain is small by then.
+_MOST_AT_ONCE = 500
 # With nothing to wait for, the loop looks around at least this often.
 _LONGEST_WAIT_SECONDS = 5.0
 # How often to look for claims whose answer was lost, while there may be some.
@@ -65,9 +70,10 @@ _IN_A_HURRY_SECONDS = 0.5
 class ControlLoop:
     """Works until a stop, or with `until_empty` until nothing is due and nothing runs.
 
-    At most `room` claims are held at once. More than `most_stuck` threads whose handlers run on
-    after their time-out end the loop with an error. With the allowance used up the loop claims no
-    more, and ends when nothing runs, however long that takes. `on_ready` is called once.
+    At most `room` claims are held at once, `slots` of which can run. More than `most_stuck` threads
+    whose handlers run on after their time-out end the loop with an error. With the allowance used
+    up the loop claims no more, and ends when nothing runs, however long that takes. `on_ready` is
+    called once.
     """
 
     def __init__(
@@ -82,6 +88,7 @@ class ControlLoop:
         coroutines: Coroutines,
         pace: Pace,
         allowance: Allowance,
+        slots: int,
         room: int,
         most_stuck: int,
         lease: float,
@@ -99,12 +106,17 @@ class ControlLoop:
         self._pace = pace
         self._allowance = allowance
         self._room = room
+        # With a buffer, half of the claims run while the other half is written and claimed.
+        self._most_at_once = min(_MOST_AT_ONCE, room if room <= slots else max(1, room // 2))
         self._most_stuck = most_stuck
         self._lease = lease
         self._grace = grace
         self._until_empty = until_empty
         self._on_ready = on_ready
         self._running: dict[int, Running] = {}
+        # Those of them whose attempt may take so long only.
+        self._timed: dict[int, Running] = {}
+        self._cursor = Cursor()
         self._writer = Writer(worker, jobs.tables)
         self._recovery = Recovery("claim")
         self._rotation = 0
@@ -147,19 +159,19 @@ class ControlLoop:
             self._receive(self._patience())
             self._expire()
             try:
-                answered = self._write()
-                # A stop that came meanwhile must be seen before anything is claimed.
-                self._receive(0)
-                if self._allowance.is_used_up() and not self._running:
-                    break
-                idle = False
-                if self._may_claim():
-                    idle = not self._claim() and not self._running
-                    answered = True
+                answered = True
+                if not self._finish_and_claim():
+                    answered = self._write()
+                    # A stop that came meanwhile must be seen before anything is claimed.
+                    self._receive(0)
+                    if self._allowance.is_used_up() and not self._running:
+                        break
+                    if self._may_claim():
+                        answered = True
+                        if not self._claim() and not self._running and self._until_empty:
+                            break
                 if answered:
                     self._recovery.succeeded()
-                if idle and self._until_empty:
-                    break
             except Exception as error:
                 wait = self._survive(error)
                 self._pace.postpone(wait)
@@ -176,8 +188,10 @@ class ControlLoop:
         return min(waits)
 
     def _may_claim(self) -> bool:
-        stopping = self._stops or self._failure is not None
-        return not stopping and self._free() > 0 and self._pace.due_in() == 0.0
+        return self._is_working() and self._free() > 0 and self._pace.due_in() == 0.0
+
+    def _is_working(self) -> bool:
+        return not self._stops and self._failure is None
 
     def _free(self) -> int:
         return self._allowance.room(self._room - len(self._running))
@@ -190,9 +204,11 @@ class ControlLoop:
         if isinstance(message, Ended):
             self._ended(message.running, message.ending)
         elif isinstance(message, Woken):
+            self._cursor.renew()
             self._pace.hurry()
         elif isinstance(message, Listening):
             self._pace.announces = True
+            self._cursor.renew()
             self._pace.hurry()
         elif isinstance(message, Lost):
             self._lost(message.running)
@@ -206,28 +222,39 @@ class ControlLoop:
         """Claim for the free slots, and return whether there was a job."""
         connection = self._link.connection()
         self._disown(connection)
-        deadline = time.monotonic() + self._lease
+        asked_at = time.monotonic()
+        scan = self._cursor.wants_scan(asked_at)
+        if scan:
+            self._cursor.begin(
+                claims.lanes(connection, queues=self._queues, tables=self._jobs.tables), asked_at
+            )
+        queues = self._next_queues()
+        places = self._cursor.places(queues)
+        limit = min(self._free(), self._most_at_once)
         try:
             found = claims.claim(
                 connection,
                 worker=self._worker,
-                queues=self._next_queues(),
+                queues=queues,
                 handlers=self._jobs.names,
-                limit=self._free(),
+                limit=limit,
                 lease=self._lease,
+                places=places,
                 tables=self._jobs.tables,
+            )
+            self._cursor.claimed(
+                found,
+                places=places,
+                limit=limit,
+                asked_at=asked_at,
+                seconds=time.monotonic() - asked_at,
+                scan=scan,
             )
             # Before a handler starts, which may be the end of the process.
             self._say_ready()
-            self._allowance.spend(len(found))
-            self._lose_earlier(found)
-            for job in found:
-                running = Running(job, self._jobs[job.handler], deadline)
-                self._running[running.serial] = running
-                self._slots(running).submit(running)
+            self._dispatch(found, asked_at)
         except Exception:
-            # It may have been committed all the same, or be so yet.
-            self._in_doubt_until = time.monotonic() + self._lease
+            self._doubt()
             raise
         if found:
             self._pace.hurry()
@@ -242,6 +269,90 @@ class ControlLoop:
                 },
             )
         return False
+
+    def _finish_and_claim(self) -> bool:
+        """Write what is pending and claim, in one statement; return False where it takes two."""
+        now = time.monotonic()
+        if (
+            self._writer.due_in() != 0.0
+            or not self._is_working()
+            or self._in_doubt_until >= now
+            or self._cursor.wants_scan(now)
+            or self._allowance.is_used_up()
+        ):
+            return False
+        # What is written frees its slots for the jobs that the same statement claims.
+        free = self._allowance.room(self._room - len(self._running) + len(self._writer.pending))
+        finished = self._writer.all_finished()
+        if finished is None or free <= 0:
+            return False
+        connection = self._link.connection()
+        queues = self._next_queues()
+        places = self._cursor.places(queues)
+        limit = min(free, self._most_at_once)
+        try:
+            landed, found = claims.finish_and_claim(
+                connection,
+                finished,
+                worker=self._worker,
+                queues=queues,
+                handlers=self._jobs.names,
+                limit=limit,
+                lease=self._lease,
+                places=places,
+                tables=self._jobs.tables,
+            )
+        except DBAPIError as error:
+            if is_transient(error) or hopeless(error) is not None:
+                self._doubt()
+                raise
+            # One row that the database refuses: the writer finds which.
+            return False
+        except Exception:
+            self._doubt()
+            raise
+        self._cursor.claimed(
+            found,
+            places=places,
+            limit=limit,
+            asked_at=now,
+            seconds=time.monotonic() - now - len(finished) * JOB_SECONDS,
+            scan=False,
+        )
+        try:
+            self._dispatch(found, now)
+        except Exception:
+            self._doubt()
+            raise
+        self._settled(self._writer.settled(connection, landed))
+        if not found:
+            self._pace.found_nothing()
+        return True
+
+    def _dispatch(self, found: list[ClaimedJob], asked_at: float) -> None:
+        """Give claimed jobs to the slots; their leases count from when they were asked for."""
+        if not found:
+            return
+        self._allowance.spend(len(found))
+        self._lose_earlier(found)
+        deadline = asked_at + self._lease
+        plain: list[Running] = []
+        coroutines: list[Running] = []
+        for job in found:
+            handler = self._jobs[job.handler]
+            running = Running(job, handler, deadline)
+            self._running[running.serial] = running
+            if handler.timeout is not None:
+                self._timed[running.serial] = running
+            (coroutines if handler.signature.is_coroutine else plain).append(running)
+        if plain:
+            self._threads.submit(plain)
+        if coroutines:
+            self._coroutines.submit(coroutines)
+
+    def _doubt(self) -> None:
+        """Note that a claim may have been committed all the same, or be so yet."""
+        self._in_doubt_until = time.monotonic() + self._lease
 
     def _say_ready(self) -> None:
         on_ready, self._on_ready = self._on_ready, None
@@ -288,7 +399,10 @@ class ControlLoop:
         """Write what is pending, if it is time; return whether the database was asked."""
         if self._writer.due_in() != 0.0:
             return False
-        flushed = self._writer.flush(self._link.connection())
+        self._settled(self._writer.flush(self._link.connection()))
+        return True
+
+    def _settled(self, flushed: Flushed) -> None:
         for running, outcome in flushed.written:
             self._forget(running)
             log_outcome(running, outcome)
@@ -299,10 +413,10 @@ class ControlLoop:
             self._lost(running)
         # A slot is free, and where one job was there may be more.
         self._pace.hurry()
-        return True
 
     def _forget(self, running: Running) -> None:
         self._running.pop(running.serial, None)
+        self._timed.pop(running.serial, None)
 
     def _ended(self, running: Running, ending: Ending) -> None:
         if running.serial not in self._running:
@@ -310,7 +424,7 @@ class ControlLoop:
         if isinstance(ending, Committed):
             # Before its time-out was written: the job is done.
             self._writer.discard(running)
-            del self._running[running.serial]
+            self._forget(running)
             log_outcome(running, Finished())
             self._pace.hurry()
         elif running.with_writer:
@@ -326,7 +440,7 @@ class ControlLoop:
             return
         running.lost = True
         running.stop("lost")
-        del self._running[running.serial]
+        self._forget(running)
         self._leave(running)
         log_lost(running)
 
@@ -342,6 +456,7 @@ class ControlLoop:
             self._failure = error
             return 0.0
         fault = self._link.fault(error)
+        self._cursor.drop()
         fatal = self._recovery.verdict(fault)
         if fatal is not None:
             self._failure = fatal
@@ -354,7 +469,7 @@ class ControlLoop:
         """Return the seconds until a time-out is to be looked at."""
         now = time.monotonic()
         left = _LONGEST_WAIT_SECONDS
-        for running in self._running.values():
+        for running in self._timed.values():
             if running.with_writer:
                 continue
             timeout = running.handler.timeout
@@ -367,7 +482,7 @@ class ControlLoop:
     def _expire(self) -> None:
         """Book the attempts that ran out of their time as failed; their slots are free again."""
         now = time.monotonic()
-        for running in list(self._running.values()):
+        for running in list(self._timed.values()):
             timeout = running.handler.timeout
             if running.with_writer:
                 continue

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from sa_jobs.context import ClaimedJob, JobContext
 from sa_jobs.handlers import Handler
@@ -79,8 +79,7 @@ class LeaseLost:
 Ending = Outcome | Committed | LeaseLost
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(NamedTuple):
     """A handler ended."""
 
     running: Running

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from sa_jobs.errors import WorkerError
 from sa_jobs.worker.running import Running
@@ -15,6 +15,10 @@ logger = logging.getLogger("sa_jobs.worker")
 
 class Threads:
     """Runs claims on at most `limit` threads, in the order in which they are given.
+
+    Threads are called to work one after the other, by the one that takes a claim and leaves others
+    behind: a hundred that are woken at once for as many short handlers would only be in each
+    other's way.
 
     A thread whose handler is stuck can be abandoned: another takes its place, and it ends when its
     handler does. So does another where one died of an exception that came from outside, as those
@@ -33,26 +37,31 @@ class Threads:
         self._run = run
         self._died = died
         self._limit = limit
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         # All of these only under the lock.
         self._waiting: deque[Running] = deque()
         self._busy: dict[int, tuple[Running, int]] = {}
         self._stuck: set[int] = set()
         self._threads = 0
+        self._idle = 0
+        # Whether a thread is on its way to take a claim.
+        self._called = False
         self._started = 0
         self._refused = False
         self._closed = False
 
-    def submit(self, running: Running) -> None:
-        """Give a claim to a thread."""
-        with self._changed:
-            self._waiting.append(running)
-            self._start_threads()
-            self._changed.notify()
+    def submit(self, claims: Iterable[Running]) -> None:
+        """Give claims to threads, in this order."""
+        with self._lock:
+            self._waiting.extend(claims)
+            # One that was called may have died on its way.
+            self._called = False
+            self._call()
 
     def withdraw(self, running: Running) -> bool:
         """Take back a claim that no thread has begun; return whether that was so."""
-        with self._changed:
+        with self._lock:
             if running in self._waiting:
                 self._waiting.remove(running)
                 return True
@@ -60,12 +69,12 @@ class Threads:
 
     def abandon(self, running: Running) -> None:
         """Let another thread take the place of the one that this claim's handler keeps."""
-        with self._changed:
+        with self._lock:
             if running.serial in self._busy:
                 del self._busy[running.serial]
                 self._stuck.add(running.serial)
                 self._threads -= 1
-                self._start_threads()
+                self._call()
 
     @property
     def stuck(self) -> int:
@@ -74,12 +83,18 @@ class Threads:
 
     def close(self) -> None:
         """Let the threads end as soon as they are idle."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify_all()
 
-    def _start_threads(self) -> None:
-        while self._threads < min(self._limit, len(self._busy) + len(self._waiting)):
+    def _call(self) -> None:
+        """Call a thread to work if there is any and none is on its way; under the lock."""
+        if not self._waiting or self._called:
+            return
+        if self._idle:
+            self._called = True
+            self._changed.notify()
+        elif self._threads < self._limit:
             try:
                 threading.Thread(
                     target=self._work, name=f"sa-jobs-handler-{self._started + 1}", daemon=True
@@ -87,6 +102,7 @@ class Threads:
             except RuntimeError as error:
                 self._do_without(error)
                 return
+            self._called = True
             self._threads += 1
             self._started += 1
 
@@ -119,13 +135,15 @@ class Threads:
 
     def _replace(self, error: BaseException) -> bool:
         """Let another thread take the place of this one, which dies; return whether one does."""
-        with self._changed:
+        with self._lock:
             own = [one for one, thread in self._busy.values() if thread == threading.get_ident()]
             for running in own:
                 del self._busy[running.serial]
             self._threads -= 1
+            # It may have been the one that was called.
+            self._called = False
             try:
-                self._start_threads()
+                self._call()
                 replaced = True
             except WorkerError:
                 # It is the last one, and goes on itself.
@@ -137,24 +155,36 @@ class Threads:
         return replaced
 
     def _serve(self) -> None:
-        while (running := self._next()) is not None:
+        ended = None
+        while (running := self._next(ended)) is not None:
             self._run(running)
-            with self._changed:
-                if running.serial in self._stuck:
-                    self._stuck.remove(running.serial)
-                    return
-                del self._busy[running.serial]
+            ended = running.serial
             # Nothing of a finished job may be kept alive by an idle thread.
             del running
 
-    def _next(self) -> Running | None:
-        with self._changed:
+    def _next(self, ended: int | None) -> Running | None:
+        """Return the next claim to run, after the one of this serial; None to end the thread."""
+        with self._lock:
+            if ended is None:
+                self._called = False
+            elif ended in self._stuck:
+                self._stuck.remove(ended)
+                return None
+            else:
+                del self._busy[ended]
             while not self._waiting:
                 if self._closed:
                     return None
-                self._changed.wait()
+                self._idle += 1
+                try:
+                    self._changed.wait()
+                finally:
+                    self._idle -= 1
+                    self._called = False
             # In this order, so that a thread that dies in between loses no claim.
             running = self._waiting[0]
             self._busy[running.serial] = (running, threading.get_ident())
             self._waiting.popleft()
+            if self._waiting:
+                self._call()
             return running

@@ -311,6 +311,7 @@ class Worker:
             coroutines=coroutines,
             pace=Pace(self.poll),
             allowance=allowance,
+            slots=self.concurrency,
             room=self.concurrency + self.buffer,
             most_stuck=self.concurrency,
             lease=self.lease,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
@@ -64,6 +64,18 @@ class Writer:
         """Return the seconds until what is pending should be written, None if nothing is."""
         return max(0.0, self._not_before - time.monotonic()) if self.pending else None
 
+    def all_finished(self) -> list[Settled] | None:
+        """Return what is pending if it is nothing but finished jobs, and fits in one statement."""
+        size = 0
+        for _, outcome in self.pending:
+            if type(outcome) is not Finished:
+                return None
+            if outcome.result is not None:
+                size += len(outcome.result)
+        if size > LARGEST_WRITE_CHARACTERS:
+            return None
+        return [Settled(entry.job, outcome) for entry, outcome in self.pending]
+
     def flush(self, connection: Connection) -> Flushed:
         """Write what is pending, and return what became of it.
 
@@ -71,17 +83,26 @@ class Writer:
         does: the leases live, and what was written though its answer was lost is recognised at the
         next try.
         """
-        batch = self.pending
-        landed: set[Running] = set()
-        for portion in _portions(batch):
+        landed: set[int] = set()
+        for portion in _portions(self.pending):
             landed |= self._settle(connection, portion)
-        missing = [entry.job for entry, _ in batch if entry not in landed]
-        now = claims.standing(connection, missing, worker=self.worker, tables=self.tables)
+        return self.settled(connection, landed)
+
+    def settled(self, connection: Connection, landed: Collection[int]) -> Flushed:
+        """Return what became of what is pending, of which the jobs with these ids were written."""
+        batch, self.pending = self.pending, []
+        missing = [entry.job for entry, _ in batch if entry.job.id not in landed]
+        if not missing:
+            return Flushed(batch, [], [])
+        try:
+            now = claims.standing(connection, missing, worker=self.worker, tables=self.tables)
+        except BaseException:
+            self.pending = batch
+            raise
         flushed = Flushed([], [], [])
-        self.pending = []
         for entry, outcome in batch:
             state = now.get(entry.job.id)
-            if entry in landed:
+            if entry.job.id in landed:
                 flushed.written.append((entry, outcome))
             elif state == "held":
                 self.pending.append((entry, outcome))
@@ -93,15 +114,14 @@ class Writer:
             self.postpone(LOCKED_SECONDS)
         return flushed
 
-    def _settle(self, connection: Connection, batch: list[tuple[Running, Outcome]]) -> set[Running]:
+    def _settle(self, connection: Connection, batch: list[tuple[Running, Outcome]]) -> set[int]:
         try:
-            ids = claims.settle(
+            return claims.settle(
                 connection,
                 [Settled(entry.job, outcome) for entry, outcome in batch],
                 worker=self.worker,
                 tables=self.tables,
             )
-            return {entry for entry, _ in batch if entry.job.id in ids}
         except DBAPIError as error:
             if is_transient(error) or hopeless(error) is not None:
                 raise
@@ -116,7 +136,7 @@ class Writer:
 
     def _refused(
         self, connection: Connection, entry: Running, outcome: Outcome, error: DBAPIError
-    ) -> set[Running]:
+    ) -> set[int]:
         if isinstance(outcome, Finished) and outcome.result is not None:
             # The work is done, and is not done again for the sake of its result.
             logger.warning(

@@ -159,7 +159,7 @@ def fill(connection: Connection, queues: int, priorities: int, each: int) -> Non
     connection.execute(
         insert(jobs).from_select(
             ["queue", "handler", "priority"],
-            select(func.concat("q", n % queues), text("'send'"), (n / queues) % priorities),
+            select(func.concat("q", n % queues), text("'send'"), -((n / queues) % priorities)),
         )
     )
     connection.commit()
@@ -181,11 +181,13 @@ PLANNERS = {
 }
 
 
+@pytest.mark.parametrize("from_places", [False, True], ids=["from the start", "from places"])
+@pytest.mark.parametrize("queues", [1, 100])
 @pytest.mark.parametrize("planner", PLANNERS)
 def test_a_claim_takes_and_locks_exactly_its_limit_whatever_the_planner_does(
-    engine: Engine, connection: Connection, planner: str
+    engine: Engine, connection: Connection, planner: str, queues: int, from_places: bool
 ) -> None:
-    queues, priorities, each = 100, 4, 5
+    priorities, each = 4, 500 // queues
     connection.execute(text("ALTER TABLE sa_jobs SET (autovacuum_enabled = off)"))
     connection.commit()
     steps = PLANNERS[planner]
@@ -197,6 +199,12 @@ def test_a_claim_takes_and_locks_exactly_its_limit_whatever_the_planner_does(
         connection.execute(text("ANALYZE sa_jobs"))
         connection.commit()
     names = tuple(f"q{n}" for n in range(queues))
+    ranks = [*range(priorities), None]
+    places = [
+        claims.Place(name, None if rank is None else -rank, 1 - (rank or 0), None)
+        for rank in ranks
+        for name in names
+    ]
     left = queues * priorities * each
     with engine.connect() as worker:
         for step in steps:
@@ -204,7 +212,13 @@ def test_a_claim_takes_and_locks_exactly_its_limit_whatever_the_planner_does(
                 worker.execute(text(step))
         for limit in (1, 7, 250):
             taken = claims.claim(
-                worker, worker="w", queues=names, handlers=["send"], limit=limit, lease=30
+                worker,
+                worker="w",
+                queues=names,
+                handlers=["send"],
+                limit=limit,
+                lease=30,
+                places=places if from_places else None,
             )
             assert len(taken) == len({one.id for one in taken}) == limit
             free = select(jobs.c.id).with_for_update(skip_locked=True)

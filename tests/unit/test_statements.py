@@ -44,6 +44,9 @@ ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "with ids": {"varying": frozenset({"payload", "idempotency_key", "id"})},
     },
+    "claim": {"": {}, "from places": {"from_places": True}},
+    "finish": {"": {}, "results": {"results": True}, "wait": {"results": True, "wait": True}},
+    "finish_and_claim": {"": {}, "results, from places": {"results": True, "from_places": True}},
     "insert_select": {
         "payload only": {"query": select(invoices.c.id, invoices.c.due), "options": {}},
         "every option": {"query": every_option, "options": {}},
@@ -163,44 +166,68 @@ def test_no_statement_reads_a_clock_of_ours(name: str, case: str) -> None:
     assert not [value for value in values if hasattr(value, "tzinfo")]
 
 
-def test_a_claim_locks_only_what_others_have_not() -> None:
-    sql = sql_of("claim", "")
+CLAIMS = [
+    ("claim", ""),
+    ("claim", "from places"),
+    ("finish_and_claim", ""),
+    ("finish_and_claim", "results, from places"),
+]
+
+
+@pytest.mark.parametrize(("name", "case"), CLAIMS)
+def test_a_claim_locks_only_what_others_have_not(name: str, case: str) -> None:
+    sql = sql_of(name, case)
     assert "FOR NO KEY UPDATE SKIP LOCKED" in sql
     assert "FOR UPDATE" not in sql
 
 
-def test_a_claim_takes_its_candidates_as_an_array() -> None:
+@pytest.mark.parametrize(("name", "case"), CLAIMS)
+def test_a_claim_takes_its_candidates_as_an_array(name: str, case: str) -> None:
     assert "WHERE sa_jobs.id = ANY (array((SELECT candidate.id FROM candidate)))" in sql_of(
-        "claim", ""
+        name, case
     )
 
 
-def test_a_claim_sorts_nothing_above_its_locks() -> None:
+@pytest.mark.parametrize(("name", "case"), CLAIMS)
+def test_a_claim_sorts_nothing_above_its_locks(name: str, case: str) -> None:
     """A sort there would lock all due rows before the first is given out."""
-    after_the_locks = sql_of("claim", "").partition("SKIP LOCKED")[2]
+    candidates = sql_of(name, case).partition("candidate AS")[2].partition("UPDATE sa_jobs SET")[0]
+    after_the_locks = candidates.partition("SKIP LOCKED")[2]
+    assert after_the_locks
     assert "ORDER BY" not in after_the_locks
 
 
-@pytest.mark.parametrize("name", ["heartbeat", "finish", "fail", "release", "snooze"])
-def test_every_later_write_names_the_id_the_claim_and_the_owner(name: str) -> None:
-    where = sql_of(name, "")
+LATER_WRITES = [
+    ("heartbeat", ""),
+    ("settle", ""),
+    ("finish", ""),
+    ("finish", "results"),
+    ("finish", "wait"),
+    ("finish_and_claim", ""),
+    ("finish_and_claim", "results, from places"),
+]
+
+
+@pytest.mark.parametrize(("name", "case"), LATER_WRITES)
+def test_every_later_write_names_the_id_the_claim_and_the_owner(name: str, case: str) -> None:
+    where = sql_of(name, case)
     for condition in (
         "sa_jobs.id = ANY (CAST(%(ids)s::BIGINT[] AS BIGINT[]))",
-        "sa_jobs.id = given.ids",
-        "sa_jobs.claim_no = given.claim_nos",
+        "mine.id = given.ids",
+        "mine.claim_no = given.claim_nos",
         "sa_jobs.locked_by = %(worker)s::VARCHAR",
         "sa_jobs.leased_until IS NOT NULL",
     ):
         assert condition in where
 
 
-@pytest.mark.parametrize("name", ["heartbeat", "finish", "fail", "release", "snooze"])
-def test_no_later_write_asks_for_the_state(name: str) -> None:
+@pytest.mark.parametrize(("name", "case"), LATER_WRITES)
+def test_no_later_write_asks_for_the_state(name: str, case: str) -> None:
     """The planner would answer it from the partial index on running rows, dead entries and all."""
-    before, _, rest = sql_of(name, "").partition(" SET ")
-    conditions = before + rest.partition(" FROM unnest")[2].partition(" RETURNING ")[0]
-    assert conditions.count(" WHERE ") == 2
-    assert "status" not in conditions
+    writing = sql_of(name, case).partition("mine AS")[2].partition(" RETURNING ")[0]
+    conditions = re.findall(r"\bWHERE (.*?)(?: ORDER BY|\)\)|$)", writing)
+    assert len(conditions) >= 2
+    assert "status" not in "".join(conditions)
 
 
 def test_a_heartbeat_writes_no_column_of_an_index() -> None:

@@ -31,11 +31,12 @@ class DrainOptions:
     jobs: int = 50_000
     repetitions: int = 3
     concurrency: int = 100
+    buffer: int = 400
 
     @property
     def for_worker(self) -> tuple[str, ...]:
         """The command-line options of the worker."""
-        return ("--concurrency", str(self.concurrency))
+        return ("--concurrency", str(self.concurrency), "--buffer", str(self.buffer))
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from sa_jobs.worker.options import MOST_SLOTS
 from sa_jobs.worker.signals import run_to_the_end
 from sa_jobs.worker.worker import (
     DEFAULT_ANSWER_SECONDS,
+    DEFAULT_BATCH,
     DEFAULT_CONCURRENCY,
     DEFAULT_GRACE_SECONDS,
     DEFAULT_HEARTBEAT_SECONDS,
@@ -88,6 +89,13 @@ def _seconds_option(name: str, default: float, text: str) -> Callable[[F], F]:
     show_default=True,
     help="How many jobs more are claimed ahead of a free slot.",
 )
+@click.option(
+    "--batch",
+    type=click.IntRange(1, MOST_SLOTS),
+    default=DEFAULT_BATCH,
+    show_default=True,
+    help="How many jobs one statement claims or ends at most.",
+)
 @_seconds_option("lease", DEFAULT_LEASE_SECONDS, "How long a claim holds without a heartbeat.")
 @_seconds_option("heartbeat", DEFAULT_HEARTBEAT_SECONDS, "How often the leases are renewed.")
 @_seconds_option("poll", DEFAULT_POLL_SECONDS, "How often an idle worker looks for jobs.")
@@ -128,6 +136,7 @@ def worker(
     queues: tuple[str, ...],
     concurrency: int,
     buffer: int,
+    batch: int,
     processes: int,
     lease: float,
     heartbeat: float,
@@ -175,6 +184,7 @@ def worker(
             queues=queues or None,
             concurrency=concurrency,
             buffer=buffer,
+            batch=batch,
             lease=lease,
             heartbeat=heartbeat,
             poll=poll,

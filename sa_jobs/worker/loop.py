@@ -54,8 +54,6 @@ EXIT_HANDED_BACK = 3
 # The worker has done as much as it may, and was not asked to stop: another one is to be started.
 EXIT_RECYCLED = 4
 
-# More in one statement would make its answer late, and its gain is small by then.
-_MOST_AT_ONCE = 500
 # With nothing to wait for, the loop looks around at least this often.
 _LONGEST_WAIT_SECONDS = 5.0
 # How often to look for claims whose answer was lost, while there may be some.
@@ -70,10 +68,10 @@ _IN_A_HURRY_SECONDS = 0.5
 class ControlLoop:
     """Works until a stop, or with `until_empty` until nothing is due and nothing runs.
 
-    At most `room` claims are held at once, `slots` of which can run. More than `most_stuck` threads
-    whose handlers run on after their time-out end the loop with an error. With the allowance used
-    up the loop claims no more, and ends when nothing runs, however long that takes. `on_ready` is
-    called once.
+    At most `room` claims are held at once, `slots` of which can run; a statement claims or ends at
+    most `batch`. More than `most_stuck` threads whose handlers run on after their time-out end the
+    loop with an error. With the allowance used up the loop claims no more, and ends when nothing
+    runs, however long that takes. `on_ready` is called once.
     """
 
     def __init__(
@@ -90,6 +88,7 @@ class ControlLoop:
         allowance: Allowance,
         slots: int,
         room: int,
+        batch: int,
         most_stuck: int,
         lease: float,
         grace: float,
@@ -107,7 +106,7 @@ class ControlLoop:
         self._allowance = allowance
         self._room = room
         # With a buffer, half of the claims run while the other half is written and claimed.
-        self._most_at_once = min(_MOST_AT_ONCE, room if room <= slots else max(1, room // 2))
+        self._most_at_once = min(batch, room if room <= slots else max(1, room // 2))
         self._most_stuck = most_stuck
         self._lease = lease
         self._grace = grace
@@ -117,7 +116,7 @@ class ControlLoop:
         # Those of them whose attempt may take so long only.
         self._timed: dict[int, Running] = {}
         self._cursor = Cursor()
-        self._writer = Writer(worker, jobs.tables)
+        self._writer = Writer(worker, jobs.tables, batch)
         self._recovery = Recovery("claim")
         self._rotation = 0
         self._stops = 0
@@ -282,9 +281,11 @@ class ControlLoop:
         ):
             return False
         # What is written frees its slots for the jobs that the same statement claims.
-        free = self._allowance.room(self._room - len(self._running) + len(self._writer.pending))
-        finished = self._writer.all_finished()
-        if finished is None or free <= 0:
+        finished = self._writer.finished()
+        if finished is None:
+            return False
+        free = self._allowance.room(self._room - len(self._running) + len(finished))
+        if free <= 0:
             return False
         connection = self._link.connection()
         queues = self._next_queues()
@@ -324,7 +325,7 @@ class ControlLoop:
         except Exception:
             self._doubt()
             raise
-        self._settled(self._writer.settled(connection, landed))
+        self._settled(self._writer.settled(connection, len(finished), landed))
         if not found:
             self._pace.found_nothing()
         return True

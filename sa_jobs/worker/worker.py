@@ -59,6 +59,8 @@ logger = logging.getLogger("sa_jobs.worker")
 T = TypeVar("T")
 
 DEFAULT_CONCURRENCY = 8
+# More in one statement would make its answer late, and gain little.
+DEFAULT_BATCH = 500
 DEFAULT_LEASE_SECONDS = 30.0
 DEFAULT_HEARTBEAT_SECONDS = 10.0
 DEFAULT_POLL_SECONDS = 1.0
@@ -77,7 +79,8 @@ class Worker:
 
     `queues` are served in rotation (default: those of the handlers). At most `concurrency` jobs
     run at once: plain functions on threads, coroutines on one event loop. `buffer` more may be
-    claimed ahead; then each of the two kinds may fill as many slots.
+    claimed ahead; then each of the two kinds may fill as many slots. A statement claims or ends at
+    most `batch` jobs: so many that have ended may run again after a crash while it is under way.
 
     All times are in seconds. A claim holds for `lease` and is renewed every `heartbeat`; lapsed
     ones are looked for every `sweep`. An idle worker looks for jobs every `poll`; with `listen` an
@@ -109,6 +112,7 @@ class Worker:
         queues: Sequence[str] | None = None,
         concurrency: int = DEFAULT_CONCURRENCY,
         buffer: int = 0,
+        batch: int = DEFAULT_BATCH,
         lease: float = DEFAULT_LEASE_SECONDS,
         heartbeat: float = DEFAULT_HEARTBEAT_SECONDS,
         poll: float = DEFAULT_POLL_SECONDS,
@@ -129,6 +133,7 @@ class Worker:
         self.queues = check_queues(queues, jobs)
         self.concurrency = check_slots("concurrency", concurrency, least=1)
         self.buffer = check_slots("buffer", buffer, least=0)
+        self.batch = check_slots("batch", batch, least=1)
         self.lease = check_period("lease", lease, least=LEAST_LEASE_SECONDS)
         self.heartbeat = check_period("heartbeat", heartbeat)
         check_lease(self.lease, self.heartbeat)
@@ -313,6 +318,7 @@ class Worker:
             allowance=allowance,
             slots=self.concurrency,
             room=self.concurrency + self.buffer,
+            batch=self.batch,
             most_stuck=self.concurrency,
             lease=self.lease,
             grace=self.grace,

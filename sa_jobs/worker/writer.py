@@ -39,10 +39,14 @@ class Flushed:
 
 @dataclass
 class Writer:
-    """Holds the outcomes that are still to be written. For the control loop alone."""
+    """Holds the outcomes that are still to be written. For the control loop alone.
+
+    A statement writes at most `batch` of them.
+    """
 
     worker: str
     tables: Tables
+    batch: int
     pending: list[tuple[Running, Outcome]] = field(default_factory=list)
     _not_before: float = 0.0
 
@@ -64,17 +68,12 @@ class Writer:
         """Return the seconds until what is pending should be written, None if nothing is."""
         return max(0.0, self._not_before - time.monotonic()) if self.pending else None
 
-    def all_finished(self) -> list[Settled] | None:
-        """Return what is pending if it is nothing but finished jobs, and fits in one statement."""
-        size = 0
-        for _, outcome in self.pending:
-            if type(outcome) is not Finished:
-                return None
-            if outcome.result is not None:
-                size += len(outcome.result)
-        if size > LARGEST_WRITE_CHARACTERS:
+    def finished(self) -> list[Settled] | None:
+        """Return the first batch of what is pending, if all of it is finished jobs."""
+        portion = next(_portions(self.pending, self.batch), [])
+        if any(type(outcome) is not Finished for _, outcome in portion):
             return None
-        return [Settled(entry.job, outcome) for entry, outcome in self.pending]
+        return [Settled(entry.job, outcome) for entry, outcome in portion]
 
     def flush(self, connection: Connection) -> Flushed:
         """Write what is pending, and return what became of it.
@@ -84,34 +83,38 @@ class Writer:
         next try.
         """
         landed: set[int] = set()
-        for portion in _portions(self.pending):
+        for portion in _portions(self.pending, self.batch):
             landed |= self._settle(connection, portion)
-        return self.settled(connection, landed)
+        return self.settled(connection, len(self.pending), landed)
 
-    def settled(self, connection: Connection, landed: Collection[int]) -> Flushed:
-        """Return what became of what is pending, of which the jobs with these ids were written."""
-        batch, self.pending = self.pending, []
+    def settled(self, connection: Connection, written: int, landed: Collection[int]) -> Flushed:
+        """Return what became of the first `written`, of which the jobs with these ids landed."""
+        batch, self.pending = self.pending[:written], self.pending[written:]
         missing = [entry.job for entry, _ in batch if entry.job.id not in landed]
         if not missing:
             return Flushed(batch, [], [])
         try:
             now = claims.standing(connection, missing, worker=self.worker, tables=self.tables)
         except BaseException:
-            self.pending = batch
+            self.pending = batch + self.pending
             raise
         flushed = Flushed([], [], [])
+        held: list[tuple[Running, Outcome]] = []
         for entry, outcome in batch:
             state = now.get(entry.job.id)
             if entry.job.id in landed:
                 flushed.written.append((entry, outcome))
             elif state == "held":
-                self.pending.append((entry, outcome))
+                held.append((entry, outcome))
             elif state is not None:
                 flushed.ended.append((entry, state))
             else:
                 flushed.lost.append(entry)
-        if self.pending:
-            self.postpone(LOCKED_SECONDS)
+        if held:
+            # After what has not been tried yet.
+            self.pending += held
+            if len(self.pending) == len(held):
+                self.postpone(LOCKED_SECONDS)
         return flushed
 
     def _settle(self, connection: Connection, batch: list[tuple[Running, Outcome]]) -> set[int]:
@@ -152,14 +155,14 @@ class Writer:
 
 
 def _portions(
-    batch: list[tuple[Running, Outcome]],
+    pending: list[tuple[Running, Outcome]], most: int
 ) -> Iterator[list[tuple[Running, Outcome]]]:
-    """Yield the batch in parts that are written by one statement each."""
+    """Yield what is pending in parts that are written by one statement each."""
     portion: list[tuple[Running, Outcome]] = []
     size = 0
-    for entry, outcome in batch:
+    for entry, outcome in pending:
         length = len(outcome.result or "") if isinstance(outcome, Finished) else 0
-        if portion and size + length > LARGEST_WRITE_CHARACTERS:
+        if portion and (len(portion) >= most or size + length > LARGEST_WRITE_CHARACTERS):
             yield portion
             portion, size = [], 0
         portion.append((entry, outcome))

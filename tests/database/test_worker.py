@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, NullPool, create_engine, text
+from sqlalchemy import Engine, NullPool, create_engine, event, text
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
@@ -615,6 +615,32 @@ def test_buffered_jobs_are_handed_back_when_the_worker_stops(engine: Engine, job
     assert [job(engine, job_id).attempts for job_id in ids] == [1, 0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_statement_claims_and_ends_no_more_than_a_batch(
+    engine: Engine, jobs: Jobs, batch: int
+) -> None:
+    taken: list[int] = []
+
+    @jobs.handler("noop")
+    def noop() -> None: ...
+
+    def note(_: Any, __: Any, ___: Any, parameters: Any, *____: Any) -> None:
+        if isinstance(parameters, dict) and "claim_nos" in parameters:
+            taken.append(len(parameters["ids"]))
+        if isinstance(parameters, dict) and "limit" in parameters and "queues" in parameters:
+            taken.append(parameters["limit"])
+
+    ids = add(engine, jobs, "noop", *[{}] * 20)
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        run_all(engine, jobs, concurrency=4, buffer=8, batch=batch)
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+    assert {status(engine, job_id) for job_id in ids} == {"done"}
+    assert len(taken) > 20 / batch
+    assert max(taken) == batch
+
+
 def test_a_worker_takes_so_many_jobs_and_lets_them_end(engine: Engine, jobs: Jobs) -> None:
     """However many it may run at once or claim ahead, and however long they take."""
     began: list[int] = []
@@ -685,6 +711,7 @@ def test_a_worker_in_a_thread_is_stopped_by_its_api(engine: Engine, jobs: Jobs) 
         ({"concurrency": 0}, "concurrency"),
         ({"concurrency": True}, "concurrency"),
         ({"buffer": -1}, "buffer"),
+        ({"batch": 0}, "batch"),
         ({"lease": 0}, "lease"),
         ({"poll": float("nan")}, "poll"),
         ({"grace": -1}, "grace"),

@@ -31,11 +31,12 @@ from sa_jobs.errors import (
 from sa_jobs.handlers import Jobs
 from sa_jobs.models import Tables, attach
 from sa_jobs.outcome import Discard, Retry, Snooze
-from sa_jobs.worker import Worker
+from sa_jobs.worker import Around, Worker
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Around",
     "AttachError",
     "ClaimedJob",
     "Discard",

@@ -18,6 +18,7 @@ from sa_jobs.models import Tables
 from sa_jobs.outcome import Failed, Finished, Released, failed, raised, returned
 from sa_jobs.worker import sessions
 from sa_jobs.worker.running import Committed, Ended, Ending, LeaseLost, Mailbox, Running
+from sa_jobs.worker.surroundings import Around, Surroundings
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,15 @@ class Execution:
     mailbox: Mailbox
     session_factory: Callable[[], Any] | None
     async_session_factory: Callable[[], Any] | None
+    around: Around | None = None
 
     def run(self, running: Running) -> None:
         """Run a plain handler on the calling thread, and report its end."""
         running.started_at = time.monotonic()
+        call = self._call if self.around is None else self._call_surrounded
         try:
             # In a context of its own, as a task has one: what the handler sets in it ends with it.
-            ending = contextvars.copy_context().run(self._call, running)
+            ending = contextvars.copy_context().run(call, running)
         except BaseException as error:
             # SystemExit and its kind too: the handler's end is not the worker's.
             ending = self._raised(running, error)
@@ -44,8 +47,9 @@ class Execution:
     async def run_async(self, running: Running) -> None:
         """Run a coroutine handler on the event loop, and report its end."""
         running.started_at = time.monotonic()
+        call = self._await if self.around is None else self._await_surrounded
         try:
-            ending = await self._await(running)
+            ending = await call(running)
         except BaseException as error:
             ending = self._raised(running, error)
         self.mailbox.put(Ended(running, ending))
@@ -58,6 +62,16 @@ class Execution:
     def stopped(self, running: Running) -> None:
         """Report the end of a coroutine handler that was told to stop before it began."""
         self.mailbox.put(Ended(running, self._raised(running, asyncio.CancelledError())))
+
+    def _call_surrounded(self, running: Running) -> Ending:
+        assert self.around is not None
+        with Surroundings(self.around, running.job):
+            return self._call(running)
+
+    async def _await_surrounded(self, running: Running) -> Ending:
+        assert self.around is not None
+        with Surroundings(self.around, running.job):
+            return await self._await(running)
 
     def _call(self, running: Running) -> Ending:
         try:

@@ -49,6 +49,7 @@ from sa_jobs.worker.pace import Pace
 from sa_jobs.worker.parts import end_all
 from sa_jobs.worker.recovery import Recovery
 from sa_jobs.worker.running import Mailbox, Stop
+from sa_jobs.worker.surroundings import Around
 from sa_jobs.worker.sweep import FORGET_SECONDS, Sweep
 from sa_jobs.worker.threads import Threads
 from sa_jobs.worker.wakeup import Wakeup
@@ -98,6 +99,10 @@ class Worker:
     engine apart from its pool, or from `control_engine`, which must be a psycopg 3 engine; an
     engine for another driver that has a creator needs that.
 
+    `around(job)` gives a context manager that is entered where the handler runs, before its session
+    is made, and left after that was closed: an application context, a scope of a tracer. What it
+    raises on entering is a failed attempt; what it raises on leaving is logged.
+
     Raises WorkerError or InvalidJobError for settings that cannot work.
     """
 
@@ -120,6 +125,7 @@ class Worker:
         max_memory_mib: int | None = None,
         session_factory: Callable[[], Any] | None = None,
         async_session_factory: Callable[[], Any] | None = None,
+        around: Around | None = None,
         control_engine: Engine | None = None,
         listen_engine: Engine | None = None,
         on_ready: Callable[[], None] | None = None,
@@ -139,6 +145,7 @@ class Worker:
         self.listen = check_switch("listen", listen)
         self.max_jobs = check_most("max_jobs", max_jobs)
         self.max_memory_mib = check_most("max_memory_mib", max_memory_mib)
+        self.around = check_callable("around", around)
         self.on_ready = check_callable("on_ready", on_ready)
         check_engine("engine", engine)
         if control_engine is not None:
@@ -297,6 +304,7 @@ class Worker:
             mailbox=self._mailbox,
             session_factory=self._factories.sync,
             async_session_factory=self._factories.asynchronous,
+            around=self.around,
         )
         allowance = Allowance(max_jobs=self.max_jobs, max_memory_mib=self.max_memory_mib)
         threads = Threads(execution.run, execution.died, self.concurrency)

@@ -186,4 +186,6 @@ def _bounds_text(bounds: tuple[Any, Any]) -> str:
     first, last = bounds
     if first is not None and last is not None and last - first == 2 * EXACT:
         return f"{first + EXACT}"
-    return f"from {'any' if first is None else first} to {'any' if last is None else last}"
+    if last is None:
+        return f"from {first} on" if first is not None else "at any time"
+    return f"until {last}" if first is None else f"from {first} to {last}"

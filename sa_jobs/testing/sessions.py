@@ -2,32 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
+from typing import TYPE_CHECKING, Any, overload
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session, SessionTransaction
 
 from sa_jobs.worker import sessions
 
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession
+
 _ENDINGS = ("commit", "rollback", "close", "reset", "invalidate")
 
 
-@contextmanager
-def rolled_back(engine: Engine, **options: Any) -> Iterator[Session]:
-    """Give a session in a transaction that is rolled back at the end of the block.
+@overload
+def rolled_back(engine: Engine, **options: Any) -> AbstractContextManager[Session]: ...
 
-    What the block commits it sees, and nobody else does. `options` are the session's.
+
+@overload
+def rolled_back(
+    engine: AsyncEngine, **options: Any
+) -> AbstractAsyncContextManager[AsyncSession]: ...
+
+
+def rolled_back(engine: Any, **options: Any) -> Any:
+    """Give a session for a `with` block, in a transaction that is rolled back at the block's end.
+
+    What is committed in the block is seen there, and by nobody else. With an AsyncEngine it is an
+    AsyncSession, which keeps what it has loaded over a commit, for an `async with` block. `options`
+    are the session's.
     """
+    options = {"join_transaction_mode": "create_savepoint", **options}
+    if hasattr(engine, "sync_engine"):
+        return _rolled_back_async(engine, {"expire_on_commit": False, **options})
+    return _rolled_back(engine, options)
+
+
+@contextmanager
+def _rolled_back(engine: Engine, options: dict[str, Any]) -> Iterator[Session]:
     with engine.connect() as connection:
         transaction = connection.begin()
         try:
-            options = {"join_transaction_mode": "create_savepoint", **options}
             with Session(connection, **options) as session:
                 yield session
         finally:
             transaction.rollback()
+
+
+@asynccontextmanager
+async def _rolled_back_async(
+    engine: AsyncEngine, options: dict[str, Any]
+) -> AsyncIterator[AsyncSession]:
+    # Whoever has an AsyncEngine has imported it.
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+    async with engine.connect() as connection:
+        transaction = await connection.begin()
+        try:
+            async with AsyncSession(connection, **options) as session:
+                yield session
+        finally:
+            await transaction.rollback()
 
 
 class Lent:

@@ -274,8 +274,8 @@ def test_an_empty_table_is_said_to_be_one(session: Session) -> None:
             "with run_at from 2090-01-01 12:00:00+00:00 on"
         ),
         (
-            "there are no jobs at all: they may have been enqueued in another session or other tables "
-            "(tables=), or rolled back"
+            "there are no jobs at all: they may have been enqueued in another session or other "
+            "tables (tables=), or rolled back"
         ),
     ]
 

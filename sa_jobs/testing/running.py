@@ -18,9 +18,9 @@ from sqlalchemy.orm import Session, scoped_session
 from sa_jobs import limits
 from sa_jobs.connections import Caller, connection_of, run_sync_of
 from sa_jobs.context import ClaimedJob, JobContext
-from sa_jobs.enqueue import Delay, seconds_ahead
 from sa_jobs.errors import SaJobsError
 from sa_jobs.handlers import Handler, Jobs
+from sa_jobs.job_options import Delay, seconds_ahead
 from sa_jobs.outcome import Discard, Finished, Outcome, Retry, Snooze, raised, returned
 from sa_jobs.testing import ledger
 from sa_jobs.testing.assertions import also_awaitable

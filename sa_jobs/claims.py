@@ -4,6 +4,8 @@ The protocol. A claim takes a job for one worker until its lease ends, and count
 heartbeat pushes the lease out. An outcome ends the claim. If the lease runs out first, any worker's
 reclaim takes the job back. Every write after the claim is fenced (see `statements`): what it names
 is no longer the worker's claim, it changes nothing, and the caller is told which writes landed.
+
+The time is the database's, unless it is given as `now`, by which tests let time pass.
 """
 
 from __future__ import annotations
@@ -88,6 +90,7 @@ def claim(
     limit: int,
     lease: float,
     places: Sequence[Place] | None = None,
+    now: dt.datetime | None = None,
     tables: Tables = DEFAULT_TABLES,
 ) -> list[ClaimedJob]:
     """Take up to `limit` due jobs for `worker` for `lease` seconds, in the order they should run.
@@ -97,8 +100,8 @@ def claim(
     `places`, only what lies beyond them is looked at, in their order.
     """
     rows = connection.execute(
-        statements.claim(tables, from_places=places is not None),
-        _claiming(worker, queues, handlers, limit, lease, places),
+        _at(now, statements.claim, tables, from_places=places is not None),
+        _claiming(worker, queues, handlers, limit, lease, places) | _given(now),
     )
     return _in_order(map(ClaimedJob._make, rows), queues)
 
@@ -121,7 +124,7 @@ def finish_and_claim(
     """
     results = [entry.outcome.result for entry in finished if isinstance(entry.outcome, Finished)]
     has_results = any(result is not None for result in results)
-    parameters = _claiming(worker, queues, handlers, limit, lease, places) | _given(finished)
+    parameters = _claiming(worker, queues, handlers, limit, lease, places) | _named(finished)
     if has_results:
         parameters["results"] = results
     rows = connection.execute(
@@ -147,27 +150,29 @@ def heartbeat(
     *,
     worker: str,
     lease: float,
+    now: dt.datetime | None = None,
     tables: Tables = DEFAULT_TABLES,
 ) -> Heartbeat:
     """Renew the leases of claims, each given with its progress (JSON text or None)."""
     rows = connection.execute(
-        statements.heartbeat(tables),
+        _at(now, statements.heartbeat, tables),
         {
             "ids": [job.id for job, _ in claims],
             "claim_nos": [job.claim_no for job, _ in claims],
             "progress": [progress for _, progress in claims],
             "worker": worker,
             "lease": lease,
+            **_given(now),
         },
     ).all()
     renewed = {row.id for row in rows}
     missing = [job for job, _ in claims if job.id not in renewed]
-    now = standing(connection, missing, worker=worker, tables=tables)
+    stand = standing(connection, missing, worker=worker, tables=tables)
     return Heartbeat(
         renewed=renewed,
         cancel_requested={row.id for row in rows if row.cancel_requested},
-        locked={job_id for job_id, state in now.items() if state == "held"},
-        lost={job.id for job in missing} - set(now),
+        locked={job_id for job_id, state in stand.items() if state == "held"},
+        lost={job.id for job in missing} - set(stand),
     )
 
 
@@ -176,6 +181,7 @@ def settle(
     settled: Sequence[Settled],
     *,
     worker: str,
+    now: dt.datetime | None = None,
     tables: Tables = DEFAULT_TABLES,
 ) -> set[int]:
     """Write outcomes of any kinds, and return the ids of the claims that were written.
@@ -185,10 +191,11 @@ def settle(
     gets its row of history.
     """
     if all(type(entry.outcome) is Finished for entry in settled):
-        rows = _finish(connection, settled, worker, tables)
+        rows = _finish(connection, settled, worker, tables, now)
     else:
         rows = connection.execute(
-            statements.settle(tables), {"worker": worker, **_given(settled), **_ends(settled)}
+            _at(now, statements.settle, tables),
+            {"worker": worker, **_named(settled), **_ends(settled), **_given(now)},
         ).all()
     landed = {row.id for row in rows}
     released = {entry.job.id for entry in settled if type(entry.outcome) is Released}
@@ -202,13 +209,14 @@ def finish_in_transaction(
     settled: Settled,
     *,
     worker: str,
+    now: dt.datetime | None = None,
     tables: Tables = DEFAULT_TABLES,
 ) -> bool:
     """Write a job's finish in the caller's transaction; return whether it was still the worker's.
 
     Waits for a heartbeat or a host's transaction that has the row locked.
     """
-    return bool(_finish(connection, [settled], worker, tables, wait=True))
+    return bool(_finish(connection, [settled], worker, tables, now, wait=True))
 
 
 def standing(
@@ -317,7 +325,7 @@ def _in_order(taken: Iterable[ClaimedJob], queues: Sequence[str]) -> list[Claime
     return jobs
 
 
-def _given(settled: Sequence[Settled]) -> dict[str, Any]:
+def _named(settled: Sequence[Settled]) -> dict[str, Any]:
     return {
         "ids": [job.id for job, _ in settled],
         "claim_nos": [job.claim_no for job, _ in settled],
@@ -350,15 +358,25 @@ def _finish(
     settled: Sequence[Settled],
     worker: str,
     tables: Tables,
+    now: dt.datetime | None,
     *,
     wait: bool = False,
 ) -> Sequence[Any]:
     results = [entry.outcome.result for entry in settled if isinstance(entry.outcome, Finished)]
-    parameters: dict[str, Any] = {"worker": worker, **_given(settled)}
+    parameters: dict[str, Any] = {"worker": worker, **_named(settled), **_given(now)}
     if has_results := any(result is not None for result in results):
         parameters["results"] = results
-    statement = statements.finish(tables, results=has_results, wait=wait)
+    statement = _at(now, statements.finish, tables, results=has_results, wait=wait)
     return connection.execute(statement, parameters).all()
+
+
+def _at(now: dt.datetime | None, builder: Any, tables: Tables, **options: Any) -> Any:
+    """Return a statement by the database's time, or by the moment that `_given` gives it."""
+    return builder(tables, **options, **({} if now is None else {"now": statements.GIVEN}))
+
+
+def _given(now: dt.datetime | None) -> dict[str, Any]:
+    return {} if now is None else {"now": now}
 
 
 def _wake(connection: Connection, rows: Sequence[Any], tables: Tables) -> None:

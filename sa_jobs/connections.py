@@ -10,10 +10,12 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
-from sqlalchemy import update
-from sqlalchemy.engine import Connection
+from sqlalchemy import func, select, update
+from sqlalchemy.engine import Connection, TwoPhaseTransaction
 from sqlalchemy.orm import Session, scoped_session
 
 from sa_jobs.models import Tables
@@ -47,7 +49,7 @@ def operation(function: Callable[Concatenate[Caller, P], R]) -> Operation[P, R]:
 
     @functools.wraps(function)
     def call(session: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
-        run_sync = _run_sync(session)
+        run_sync = run_sync_of(session)
         if run_sync is None:
             return function(session, *args, **kwargs)
         return run_sync(lambda sync: function(sync, *args, **kwargs))
@@ -66,7 +68,7 @@ def operation_method(function: Callable[Concatenate[Any, Caller, P], R]) -> Oper
 
     @functools.wraps(function)
     def call(self: Any, session: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
-        run_sync = _run_sync(session)
+        run_sync = run_sync_of(session)
         if run_sync is None:
             return function(self, session, *args, **kwargs)
         return run_sync(lambda sync: function(self, sync, *args, **kwargs))
@@ -85,16 +87,45 @@ def connection_of(caller: Any, tables: Tables) -> Connection:
         return caller
     if isinstance(caller, (Session, scoped_session)):
         caller.flush()
-        return caller.connection(
-            bind_arguments={"mapper": tables.Job.__mapper__, "clause": update(tables.jobs)}  # type: ignore[attr-defined]
-        )
+        # A copy, since sessions add to it.
+        return caller.connection(bind_arguments=dict(_bind_arguments(tables)))
     raise TypeError(
         "expected a Session, scoped_session or Connection (or their asynchronous kinds), "
         f"not {type(caller).__name__}"
     )
 
 
-def _run_sync(caller: Any) -> Callable[..., Any] | None:
+def writable(caller: Any, tables: Tables) -> Connection:
+    """Return the connection as `connection_of` does, for a call that may notify workers."""
+    connection = connection_of(caller, tables)
+    if connection.dialect.name == "postgresql" and (
+        getattr(caller, "twophase", False)
+        or isinstance(connection.get_transaction(), TwoPhaseTransaction)
+    ):
+        # PREPARE TRANSACTION fails in a transaction that has notified.
+        connection.execute(select(func.set_config("sa_jobs.notify", "off", True)))
+    return connection
+
+
+def savepoint(connection: Connection) -> AbstractContextManager[Any]:
+    """Begin a savepoint; in autocommit mode there is none, and no transaction to keep usable."""
+    return nullcontext() if is_autocommit(connection) else connection.begin_nested()
+
+
+def is_autocommit(connection: Connection) -> bool:
+    """Return whether PostgreSQL commits each statement of a connection at once."""
+    return connection.dialect.name == "postgresql" and bool(
+        getattr(connection.connection.dbapi_connection, "autocommit", False)
+    )
+
+
+@lru_cache(maxsize=64)
+def _bind_arguments(tables: Tables) -> dict[str, Any]:
+    return {"mapper": tables.Job.__mapper__, "clause": update(tables.jobs)}  # type: ignore[attr-defined]
+
+
+def run_sync_of(caller: Any) -> Callable[..., Any] | None:
+    """Return the `run_sync` of an asynchronous session or connection, None for any other."""
     # Whoever holds an asynchronous session has imported the module; nobody else pays for it.
     module = sys.modules.get("sqlalchemy.ext.asyncio")
     if module is None:

@@ -11,13 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sa_jobs.context import ClaimedJob
+from sa_jobs.context import ClaimedJob, JobContext
 from sa_jobs.error_text import let_go
 from sa_jobs.errors import HandlerError
+from sa_jobs.handlers import Handler
 from sa_jobs.models import Tables
 from sa_jobs.outcome import Failed, Finished, Released, failed, raised, returned
 from sa_jobs.worker import sessions
+from sa_jobs.worker.hook_calls import HookCalls, end_by, end_of
 from sa_jobs.worker.running import Committed, Ended, Ending, LeaseLost, Mailbox, Running
+from sa_jobs.worker.surroundings import Around, Surroundings
 
 
 @dataclass(frozen=True)
@@ -29,13 +32,17 @@ class Execution:
     mailbox: Mailbox
     session_factory: Callable[[], Any] | None
     async_session_factory: Callable[[], Any] | None
+    around: Around | None = None
+    hooks: HookCalls | None = None
 
     def run(self, running: Running) -> None:
         """Run a plain handler on the calling thread, and report its end."""
         running.started_at = time.monotonic()
+        plain = self.around is None and self.hooks is None
+        call = self._call if plain else self._call_surrounded
         try:
             # In a context of its own, as a task has one: what the handler sets in it ends with it.
-            ending = contextvars.copy_context().run(self._call, running)
+            ending = contextvars.copy_context().run(call, running)
         except BaseException as error:
             # SystemExit and its kind too: the handler's end is not the worker's.
             ending = self._raised(running, error)
@@ -44,8 +51,10 @@ class Execution:
     async def run_async(self, running: Running) -> None:
         """Run a coroutine handler on the event loop, and report its end."""
         running.started_at = time.monotonic()
+        plain = self.around is None and self.hooks is None
+        call = self._await if plain else self._await_surrounded
         try:
-            ending = await self._await(running)
+            ending = await call(running)
         except BaseException as error:
             ending = self._raised(running, error)
         self.mailbox.put(Ended(running, ending))
@@ -59,11 +68,58 @@ class Execution:
         """Report the end of a coroutine handler that was told to stop before it began."""
         self.mailbox.put(Ended(running, self._raised(running, asyncio.CancelledError())))
 
+    def _call_surrounded(self, running: Running) -> Ending:
+        call = self._call if self.hooks is None else self._call_between_hooks
+        if self.around is None:
+            return call(running)
+        with Surroundings(self.around, running.job):
+            return call(running)
+
+    async def _await_surrounded(self, running: Running) -> Ending:
+        call = self._await if self.hooks is None else self._await_between_hooks
+        if self.around is None:
+            return await call(running)
+        with Surroundings(self.around, running.job):
+            return await call(running)
+
+    def _call_between_hooks(self, running: Running) -> Ending:
+        assert self.hooks is not None
+        try:
+            self.hooks.before(running)
+            # What a hook did with the session of a scope is not the handler's.
+            sessions.forget(self.session_factory)
+            ending = self._call(running)
+        except BaseException as error:
+            shown = _without_own_frames(error)
+            self.hooks.ended(running, end_by(running, error), shown)
+            raise
+        else:
+            self.hooks.ended(running, end_of(running, ending), None)
+            return ending
+        finally:
+            sessions.forget(self.session_factory)
+
+    async def _await_between_hooks(self, running: Running) -> Ending:
+        assert self.hooks is not None
+        try:
+            await self.hooks.before_async(running)
+            await sessions.forget_async(self.async_session_factory)
+            ending = await self._await(running)
+        except BaseException as error:
+            shown = _without_own_frames(error)
+            await self.hooks.ended_async(running, end_by(running, error), shown)
+            raise
+        else:
+            await self.hooks.ended_async(running, end_of(running, ending), None)
+            return ending
+        finally:
+            await sessions.forget_async(self.async_session_factory)
+
     def _call(self, running: Running) -> Ending:
         try:
-            arguments = self._arguments(running)
+            arguments = arguments_for(running.handler, running.job, running.context)
             if running.handler.signature.session is None:
-                result = _plain(running.handler.function(**arguments))
+                result = plain_result(running.handler.function(**arguments))
                 return returned(running.job, result)
             return self._call_in_session(running, arguments, running.handler.signature.session)
         finally:
@@ -77,7 +133,7 @@ class Execution:
         try:
             sessions.guard(session)
             arguments[parameter] = session
-            outcome = returned(running.job, _plain(running.handler.function(**arguments)))
+            outcome = returned(running.job, plain_result(running.handler.function(**arguments)))
             sessions.unguard(session)
             with sessions.finishing():
                 if not self._finish(session, running.job, outcome):
@@ -89,7 +145,7 @@ class Execution:
 
     async def _await(self, running: Running) -> Ending:
         try:
-            arguments = self._arguments(running)
+            arguments = arguments_for(running.handler, running.job, running.context)
             if running.handler.signature.session is None:
                 return returned(running.job, await running.handler.function(**arguments))
             return await self._await_in_session(
@@ -119,14 +175,6 @@ class Execution:
             # A cancelled task must still give its connection back.
             await asyncio.shield(session.run_sync(sessions.abandon))
 
-    def _arguments(self, running: Running) -> dict[str, Any]:
-        signature = running.handler.signature
-        arguments = running.job.payload
-        signature.check_keys(running.handler.name, arguments)
-        if signature.context is not None:
-            arguments[signature.context] = running.context
-        return arguments
-
     def _finish(self, session: Any, job: ClaimedJob, outcome: Finished) -> bool:
         return sessions.finish(session, job, outcome, worker=self.worker, tables=self.tables)
 
@@ -150,7 +198,17 @@ class Execution:
         return outcome
 
 
-def _plain(result: Any) -> Any:
+def arguments_for(handler: Handler, job: ClaimedJob, context: JobContext) -> dict[str, Any]:
+    """Return the handler's arguments, but for the session, or raise what is wrong with them."""
+    arguments = job.payload
+    handler.signature.check_keys(handler.name, arguments)
+    if handler.signature.context is not None:
+        arguments[handler.signature.context] = context
+    return arguments
+
+
+def plain_result(result: Any) -> Any:
+    """Return what a plain handler returned, or raise HandlerError if nobody has awaited it."""
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
             result.close()

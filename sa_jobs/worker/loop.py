@@ -26,6 +26,7 @@ from sa_jobs.worker.cursor import JOB_SECONDS, Cursor
 from sa_jobs.worker.execution import timed_out
 from sa_jobs.worker.faults import first_line, hopeless, is_transient
 from sa_jobs.worker.links import Link
+from sa_jobs.worker.notices import Notices
 from sa_jobs.worker.pace import Pace
 from sa_jobs.worker.records import log_ended_before, log_lost, log_outcome
 from sa_jobs.worker.recovery import Recovery
@@ -94,6 +95,7 @@ class ControlLoop:
         grace: float,
         until_empty: bool,
         on_ready: Callable[[], None] | None,
+        notices: Notices | None = None,
     ) -> None:
         self._worker = worker
         self._jobs = jobs
@@ -112,6 +114,7 @@ class ControlLoop:
         self._grace = grace
         self._until_empty = until_empty
         self._on_ready = on_ready
+        self._notices = notices
         self._running: dict[int, Running] = {}
         # Those of them whose attempt may take so long only.
         self._timed: dict[int, Running] = {}
@@ -223,14 +226,13 @@ class ControlLoop:
         self._disown(connection)
         asked_at = time.monotonic()
         scan = self._cursor.wants_scan(asked_at)
-        if scan:
-            self._cursor.begin(
-                claims.lanes(connection, queues=self._queues, tables=self._jobs.tables), asked_at
-            )
         queues = self._next_queues()
-        places = self._cursor.places(queues)
         limit = min(self._free(), self._most_at_once)
         try:
+            if scan:
+                lanes = claims.lanes(connection, queues=queues, tables=self._jobs.tables)
+                self._cursor.begin(lanes, asked_at)
+            places = self._cursor.places(queues)
             found = claims.claim(
                 connection,
                 worker=self._worker,
@@ -407,6 +409,8 @@ class ControlLoop:
         for running, outcome in flushed.written:
             self._forget(running)
             log_outcome(running, outcome)
+            if self._notices is not None:
+                self._notices.written(running, outcome)
         for running, status in flushed.ended:
             self._forget(running)
             log_ended_before(running, status)

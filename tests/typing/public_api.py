@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from sqlalchemy import Connection, Engine, MetaData, select
@@ -12,6 +13,7 @@ from sqlalchemy.orm import DeclarativeBase, Session, scoped_session
 from typing_extensions import assert_type
 
 from sa_jobs import (
+    Around,
     ClaimedJob,
     Discard,
     DuplicateJobError,
@@ -185,7 +187,18 @@ def what_the_checker_refuses(session: Session) -> None:
 # --- the worker ---------------------------------------------------------------------------------
 
 
+@contextmanager
+def tenant_scope(job: ClaimedJob) -> Iterator[None]:
+    assert_type(job.tenant, str | None)
+    yield
+
+
+around: Around = tenant_scope
+
+
 def run(engine: Engine) -> Any:
+    Worker(engine, jobs, around=tenant_scope)
+    Worker(engine, jobs, around=lambda job: nullcontext(job.id))
     worker = Worker(engine, jobs, queues=["default", "mail"], concurrency=4)
     worker.stop()
     return worker

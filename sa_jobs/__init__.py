@@ -24,6 +24,7 @@ from sa_jobs.errors import (
     WorkerOptionError,
 )
 from sa_jobs.handlers import Jobs
+from sa_jobs.hooks import Enqueuing
 from sa_jobs.inserts import Enqueued
 from sa_jobs.job_options import Row
 from sa_jobs.models import Tables, attach
@@ -42,6 +43,7 @@ __all__ = [
     "DuplicateJobError",
     "EnqueueRaceError",
     "Enqueued",
+    "Enqueuing",
     "HandlerError",
     "HookError",
     "InvalidJobError",

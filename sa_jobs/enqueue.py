@@ -35,6 +35,7 @@ from sa_jobs.job_options import (
     check_rows,
     payload_text,
 )
+from sa_jobs.meta import Meta
 from sa_jobs.models import DEFAULT_TABLES, Tables
 
 Cancelled = Literal["cancelled", "requested", "final", "missing"]
@@ -55,6 +56,7 @@ def enqueue(
     tenant: str | None = None,
     idempotency_key: str | None = None,
     unique_key: str | None = None,
+    meta: Meta | None = None,
     on_conflict: OnConflict = "existing",
     max_payload_bytes: int = limits.MAX_PAYLOAD_BYTES,
     tables: Tables = DEFAULT_TABLES,
@@ -62,8 +64,9 @@ def enqueue(
     """Add a job in the caller's transaction and return its id.
 
     `handler` is a name or a registered function, `payload` a dict of JSON values: the handler's
-    arguments. Higher `priority` runs first. The job is due at `run_at` (aware), or `delay` (seconds
-    or a timedelta) after the transaction's start; by default at once.
+    arguments. `meta` is a small one that the job carries beside it, for hooks and `ctx.job.meta`.
+    Higher `priority` runs first. The job is due at `run_at` (aware), or `delay` (seconds or a
+    timedelta) after the transaction's start; by default at once.
 
     `idempotency_key` names the side effect, e.g. "invoice:1842:send-receipt"; it is unique over
     jobs in any state, for as long as the row is kept. `unique_key` is unique over jobs that are
@@ -88,6 +91,7 @@ def enqueue(
         tenant=tenant,
         idempotency_key=idempotency_key,
         unique_key=unique_key,
+        meta=meta,
     )
     values["payload"] = payload_text(payload, "payload", max_payload_bytes)
     choice = check_on_conflict(on_conflict)
@@ -106,6 +110,7 @@ def enqueue_many(
     delay: Delay | None = None,
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
     tenant: str | None = None,
+    meta: Meta | None = None,
     on_conflict: OnConflict = "existing",
     max_payload_bytes: int = limits.MAX_PAYLOAD_BYTES,
     tables: Tables = DEFAULT_TABLES,
@@ -136,6 +141,7 @@ def enqueue_many(
         delay=delay,
         max_attempts=max_attempts,
         tenant=tenant,
+        meta=meta,
     )
     rows = check_rows(payloads, max_payload_bytes)
     choice = check_on_conflict(on_conflict)
@@ -154,6 +160,7 @@ def enqueue_from_select(
     delay: Delay | None = None,
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
     tenant: str | None = None,
+    meta: Meta | None = None,
     tables: Tables = DEFAULT_TABLES,
 ) -> int:
     """Add one job for each row of a SELECT, without the rows leaving the database; return how many.
@@ -178,6 +185,7 @@ def enqueue_from_select(
         delay=delay,
         max_attempts=max_attempts,
         tenant=tenant,
+        meta=meta,
     )
     names = select_columns.column_names(query)
     connection = writable(session, tables)

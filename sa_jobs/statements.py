@@ -104,7 +104,7 @@ ENQUEUE_COLUMNS: dict[str, Any] = {
 _DUE = {"run_at": ENQUEUE_COLUMNS["run_at"], "delay": Double()}
 _MANY_PARAMETERS = {**ENQUEUE_COLUMNS, **_DUE, "id": BigInteger()}
 # JSON goes in as text that is cast, so that no driver or engine has a say in it.
-_ONE_PARAMETERS = {**ENQUEUE_COLUMNS, **_DUE, "payload": Text()}
+_ONE_PARAMETERS = {**ENQUEUE_COLUMNS, **_DUE, "payload": Text(), "meta": Text()}
 KEYS = ("idempotency_key", "unique_key")
 
 # The columns of a select by which `insert_select` sets options in place of payload keys.
@@ -127,7 +127,7 @@ def insert_one(tables: Tables, *, given: frozenset[str], now: Moment = NOW) -> E
     """Insert one job and return its id; with a key in `given`, return no row where it is taken.
 
     Parameters: those of ENQUEUE_COLUMNS that `given` names, and `delay` in seconds with `run_at`
-    (which may be None); without the two the job is due now.
+    (which may be None); without the two the job is due now. `meta` may be given, too.
     """
     values = _insertable(
         {name: bindparam(name, type_=_ONE_PARAMETERS[name]) for name in given}, now
@@ -180,7 +180,8 @@ def insert_select(
     """Insert one job for each row of `query`; rows whose key is taken are left out.
 
     Columns labelled as in OPTION_LABELS set the job's options, the others are the payload. What no
-    column sets comes from `options`: values for ENQUEUE_COLUMNS but the payload, and `delay`.
+    column sets comes from `options`: values for ENQUEUE_COLUMNS but the payload, `delay`, and
+    perhaps `meta`.
     """
     return _insert_from(tables, query.subquery(SOURCE), options, now, true())
 
@@ -704,6 +705,8 @@ def _insertable(
 ) -> dict[str, ColumnElement[Any]]:
     columns = {name: values[name] for name in ENQUEUE_COLUMNS if name in values}
     columns["run_at"] = due_at(*(values[name] for name in _DUE if name in values), now)
+    if "meta" in values:
+        columns["meta"] = json_value(values["meta"])
     return columns
 
 
@@ -726,6 +729,11 @@ def _insert_from(
 
     options = {"delay": 0.0, **options}
     values = {name: bound(name, options.get(name), kind) for name, kind in _ONE_PARAMETERS.items()}
+    if "meta" in options:
+        values["meta"] = json_value(values["meta"])
+    else:
+        # Left to the column's default.
+        del values["meta"]
     arguments: list[Any] = []
     for label, given in source.c.items():
         if label in OPTION_LABELS:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -18,6 +18,7 @@ from sa_jobs import (
     Discard,
     DuplicateJobError,
     Enqueued,
+    Enqueuing,
     JobContext,
     Jobs,
     Retry,
@@ -37,6 +38,7 @@ from sa_jobs import (
     retry,
 )
 from sa_jobs.enqueue import Cancelled, Retried
+from sa_jobs.hooks import AttemptEnd
 from sa_jobs.models import Failure, Job
 
 jobs = Jobs()
@@ -185,6 +187,42 @@ def what_the_checker_refuses(session: Session) -> None:
 
 
 # --- the worker ---------------------------------------------------------------------------------
+
+
+# --- around and beside handlers -----------------------------------------------------------------
+
+
+@jobs.before
+def begin(ctx: JobContext) -> None:
+    assert_type(ctx.job.meta, dict[str, Any])
+
+
+@jobs.after
+async def end(ctx: JobContext, end: AttemptEnd) -> None: ...
+
+
+@jobs.after
+def end_as_text(ctx: JobContext, end: str) -> None: ...
+
+
+@jobs.on_failure
+@jobs.on_dead
+def report(ctx: JobContext, error: BaseException) -> None: ...
+
+
+@jobs.on_enqueue
+def add_meta(enqueuing: Enqueuing) -> None:
+    assert_type(enqueuing.count, int | None)
+    enqueuing.meta["request"] = 7
+
+
+told: Callable[[JobContext, BaseException], None] = report
+
+
+def enqueue_with_meta(session: Session) -> None:
+    assert_type(jobs.enqueue(session, "send", meta={"request": 7}), Enqueued)
+    assert_type(enqueue(session, "send", meta={"request": 7}), Enqueued)
+    assert_type(enqueue_many(session, "send", [{}], meta={"a": [None]}), list[Enqueued])
 
 
 @contextmanager

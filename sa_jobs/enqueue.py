@@ -18,7 +18,8 @@ from sqlalchemy import Connection, SelectBase
 from sqlalchemy.exc import IntegrityError
 
 from sa_jobs import duplicates, inserts, limits, select_columns, statements
-from sa_jobs.connections import Caller, connection_of, operation, savepoint, writable
+from sa_jobs.autocommit import savepoint
+from sa_jobs.connections import Caller, connection_of, for_enqueue, operation, writable
 from sa_jobs.errors import InvalidJobError
 from sa_jobs.inserts import Enqueued
 from sa_jobs.job_options import (
@@ -35,6 +36,7 @@ from sa_jobs.job_options import (
     check_rows,
     payload_text,
 )
+from sa_jobs.meta import Meta
 from sa_jobs.models import DEFAULT_TABLES, Tables
 
 Cancelled = Literal["cancelled", "requested", "final", "missing"]
@@ -55,6 +57,7 @@ def enqueue(
     tenant: str | None = None,
     idempotency_key: str | None = None,
     unique_key: str | None = None,
+    meta: Meta | None = None,
     on_conflict: OnConflict = "existing",
     max_payload_bytes: int = limits.MAX_PAYLOAD_BYTES,
     tables: Tables = DEFAULT_TABLES,
@@ -62,8 +65,9 @@ def enqueue(
     """Add a job in the caller's transaction and return its id.
 
     `handler` is a name or a registered function, `payload` a dict of JSON values: the handler's
-    arguments. Higher `priority` runs first. The job is due at `run_at` (aware), or `delay` (seconds
-    or a timedelta) after the transaction's start; by default at once.
+    arguments. `meta` is a small one that the job carries beside it, for hooks and `ctx.job.meta`.
+    Higher `priority` runs first. The job is due at `run_at` (aware), or `delay` (seconds or a
+    timedelta) after the transaction's start; by default at once.
 
     `idempotency_key` names the side effect, e.g. "invoice:1842:send-receipt"; it is unique over
     jobs in any state, for as long as the row is kept. `unique_key` is unique over jobs that are
@@ -75,6 +79,8 @@ def enqueue(
     While another transaction holds the key uncommitted, the call waits for its end. At REPEATABLE
     READ or SERIALIZABLE, a key that was taken after this transaction's snapshot gives PostgreSQL's
     serialization error (40001): run the transaction again.
+
+    On a connection in AUTOCOMMIT mode the job is committed at once: AutocommitWarning tells so.
 
     Raises InvalidJobError or InvalidJobTypeError before any SQL, with the transaction unharmed.
     """
@@ -88,10 +94,11 @@ def enqueue(
         tenant=tenant,
         idempotency_key=idempotency_key,
         unique_key=unique_key,
+        meta=meta,
     )
     values["payload"] = payload_text(payload, "payload", max_payload_bytes)
     choice = check_on_conflict(on_conflict)
-    return inserts.insert_one(writable(session, tables), tables, values, choice)
+    return inserts.insert_one(for_enqueue(session, tables), tables, values, choice)
 
 
 @operation
@@ -106,6 +113,7 @@ def enqueue_many(
     delay: Delay | None = None,
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
     tenant: str | None = None,
+    meta: Meta | None = None,
     on_conflict: OnConflict = "existing",
     max_payload_bytes: int = limits.MAX_PAYLOAD_BYTES,
     tables: Tables = DEFAULT_TABLES,
@@ -136,10 +144,11 @@ def enqueue_many(
         delay=delay,
         max_attempts=max_attempts,
         tenant=tenant,
+        meta=meta,
     )
     rows = check_rows(payloads, max_payload_bytes)
     choice = check_on_conflict(on_conflict)
-    return inserts.insert_many(writable(session, tables), tables, common, rows, choice)
+    return inserts.insert_many(for_enqueue(session, tables), tables, common, rows, choice)
 
 
 @operation
@@ -154,6 +163,7 @@ def enqueue_from_select(
     delay: Delay | None = None,
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
     tenant: str | None = None,
+    meta: Meta | None = None,
     tables: Tables = DEFAULT_TABLES,
 ) -> int:
     """Add one job for each row of a SELECT, without the rows leaving the database; return how many.
@@ -178,9 +188,10 @@ def enqueue_from_select(
         delay=delay,
         max_attempts=max_attempts,
         tenant=tenant,
+        meta=meta,
     )
     names = select_columns.column_names(query)
-    connection = writable(session, tables)
+    connection = for_enqueue(session, tables)
     if connection.dialect.name != "postgresql" or statements.OPTION_LABELS.keys().isdisjoint(names):
         # Some dialects leave the count out of an INSERT's result unless asked.
         result = connection.execute(

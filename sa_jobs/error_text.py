@@ -77,7 +77,7 @@ def hide_data(error: BaseException) -> None:
 
     What is left out is what `error_text` says.
     """
-    for member in _all_of(error):
+    for member in all_of(error):
         # Exceptions of the users' own may have attributes that do anything.
         with contextlib.suppress(BaseException):
             _clean(member)
@@ -89,12 +89,12 @@ def let_go(error: BaseException) -> None:
     They hold whatever the handler had at hand, and often the exception itself: such a circle stays
     in memory until the garbage collector finds it. So it is with every error of SQLAlchemy's.
     """
-    for member in _all_of(error):
+    for member in all_of(error):
         with contextlib.suppress(BaseException):
             traceback.clear_frames(member.__traceback__)
 
 
-def _all_of(error: BaseException) -> Iterator[BaseException]:
+def all_of(error: BaseException) -> Iterator[BaseException]:
     """Yield the exception, its causes and contexts, and the members of groups, each once."""
     seen: set[int] = set()
     left: list[Any] = [error]

@@ -34,6 +34,7 @@ from sa_jobs.job_options import (
     Payload,
     Row,
 )
+from sa_jobs.meta import Meta
 from sa_jobs.models import DEFAULT_TABLES, Tables
 from sa_jobs.select_columns import payload_columns
 from sa_jobs.signatures import Signature, read_signature
@@ -211,6 +212,7 @@ class Jobs(HasHooks):
         tenant: str | None = None,
         idempotency_key: str | None = None,
         unique_key: str | None = None,
+        meta: Meta | None = None,
         on_conflict: OnConflict = "existing",
     ) -> Enqueued:
         """Add a job as `sa_jobs.enqueue` does; the handler's policy fills what is left out.
@@ -230,6 +232,7 @@ class Jobs(HasHooks):
             tenant=tenant,
             idempotency_key=idempotency_key,
             unique_key=unique_key,
+            meta=self._meta(registered, queue, 1, meta),
             on_conflict=on_conflict,
             max_payload_bytes=self.max_payload_bytes,
             tables=self.tables,
@@ -248,6 +251,7 @@ class Jobs(HasHooks):
         delay: Delay | None = None,
         max_attempts: int | None = None,
         tenant: str | None = None,
+        meta: Meta | None = None,
         on_conflict: OnConflict = "existing",
     ) -> list[Enqueued]:
         """Add many jobs as `sa_jobs.enqueue_many` does, by the handler's policy, checked first."""
@@ -264,6 +268,7 @@ class Jobs(HasHooks):
             run_at=run_at,
             delay=delay,
             tenant=tenant,
+            meta=self._meta(registered, queue, len(rows), meta),
             on_conflict=on_conflict,
             max_payload_bytes=self.max_payload_bytes,
             tables=self.tables,
@@ -282,6 +287,7 @@ class Jobs(HasHooks):
         delay: Delay | None = None,
         max_attempts: int | None = None,
         tenant: str | None = None,
+        meta: Meta | None = None,
     ) -> int:
         """Add a job per row as `sa_jobs.enqueue_from_select` does, with the handler's policy.
 
@@ -297,6 +303,7 @@ class Jobs(HasHooks):
             run_at=run_at,
             delay=delay,
             tenant=tenant,
+            meta=self._meta(registered, queue, None, meta),
             tables=self.tables,
         )
 
@@ -316,6 +323,12 @@ class Jobs(HasHooks):
     ) -> Retried:
         """Retry a dead or cancelled job as `sa_jobs.retry` does, in this registry's tables."""
         return retry(session, job_id, run_at=run_at, delay=delay, tables=self.tables)
+
+    def _meta(
+        self, handler: Handler, queue: str | None, count: int | None, meta: Meta | None
+    ) -> Meta | None:
+        queue = handler.queue if queue is None else queue
+        return self.hooks.meta_of(handler.name, queue, count, meta)
 
     @staticmethod
     def _policy(

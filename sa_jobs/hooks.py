@@ -1,7 +1,7 @@
 """What an application registers beside its handlers: functions that are told of jobs.
 
-A registry only keeps hooks; workers call them. What a hook raises is logged once, and changes
-nothing (see docs/hooks.md for what is called where).
+A registry only keeps hooks; workers call them, and `jobs.enqueue` those of `on_enqueue`. What a
+hook raises is logged once, and changes nothing (see docs/hooks.md for what is called where).
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 from sa_jobs.context import JobContext
 from sa_jobs.error_text import error_text
 from sa_jobs.errors import HookError
+from sa_jobs.meta import Meta, meta_text
 
 logger = logging.getLogger("sa_jobs.hooks")
 
@@ -26,6 +28,23 @@ _After = TypeVar("_After", bound=Callable[[JobContext, AttemptEnd], Any])
 _OnError = TypeVar("_OnError", bound=Callable[[JobContext, BaseException], Any])
 
 
+@dataclass(frozen=True)
+class Enqueuing:
+    """Jobs that are about to be added, all by one call; `meta` may be added to.
+
+    `count` is how many they are, or None where the database counts them. `meta` goes into each of
+    them, and must stay a dict of JSON values.
+    """
+
+    handler: str
+    queue: str
+    count: int | None
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+_OnEnqueue = TypeVar("_OnEnqueue", bound=Callable[[Enqueuing], None])
+
+
 class Hooks:
     """The hooks of a registry, in the order of their registration, and the calls that failed."""
 
@@ -34,10 +53,11 @@ class Hooks:
         self.after: list[Hook] = []
         self.on_failure: list[Hook] = []
         self.on_dead: list[Hook] = []
+        self.on_enqueue: list[Hook] = []
         self._told: set[tuple[str, type[BaseException]]] = set()
         self._lock = threading.Lock()
 
-    def add(self, kind: str, hook: Hook, takes: tuple[str, ...]) -> None:
+    def add(self, kind: str, hook: Hook, takes: tuple[str, ...], *, waits: bool = True) -> None:
         """Keep a hook that can be called with so many arguments, or raise HookError."""
         if not callable(hook):
             raise HookError(f"the {kind} hook must be a function, not {hook!r}")
@@ -47,6 +67,11 @@ class Hooks:
             raise HookError(
                 f"the {kind} hook {name} is a generator: calling it would run nothing; use a "
                 "function, or Worker(around=) for a context manager"
+            )
+        if not waits and inspect.iscoroutinefunction(called):
+            raise HookError(
+                f"the {kind} hook {name} is a coroutine function, and nobody could await it there: "
+                "use a plain function"
             )
         try:
             inspect.signature(hook).bind(*takes)
@@ -78,13 +103,38 @@ class Hooks:
             extra={"job_hook": name},
         )
 
+    def meta_of(
+        self, handler: str, queue: str, count: int | None, meta: Meta | None
+    ) -> Meta | None:
+        """Return the meta of jobs that are to be added, with what hooks of `on_enqueue` add to it.
+
+        Raises what is wrong with the caller's own. What a hook adds that cannot be stored is left
+        out.
+        """
+        if not self.on_enqueue:
+            return meta
+        kept: dict[str, Any] = {}
+        if meta is not None:
+            meta_text(meta)
+            kept.update(meta)
+        for hook in self.on_enqueue:
+            jobs = Enqueuing(handler, queue, count, dict(kept))
+            try:
+                hook(jobs)
+                meta_text(jobs.meta)
+            except Exception as error:
+                self.failed(hook, error)
+            else:
+                kept = jobs.meta
+        return kept
+
 
 class HasHooks:
     """The decorators by which a registry takes hooks; each returns the function as it is.
 
     Register hooks before the worker starts. They are called with the job's context, in the order of
     their registration (those of `after` in the reverse one). Functions and coroutine functions are
-    fine.
+    fine, except for `on_enqueue`.
     """
 
     def __init__(self) -> None:
@@ -125,6 +175,15 @@ class HasHooks:
         the worker that found it, with AttemptLostError and a new context.
         """
         self.hooks.add("on_dead", hook, ("ctx", "error"))
+        return hook
+
+    def on_enqueue(self, hook: _OnEnqueue) -> _OnEnqueue:
+        """Let `enqueue`, `enqueue_many` and `enqueue_from_select` of this registry call `hook`.
+
+        It is called once in each call, before any SQL, with an `Enqueuing`, to whose `meta` it may
+        add. The bare functions of the package know no registry, and call nothing.
+        """
+        self.hooks.add("on_enqueue", hook, ("jobs",), waits=False)
         return hook
 
 

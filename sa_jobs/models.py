@@ -133,13 +133,6 @@ class WorkerMixin:
     alive_until: Mapped[dt.datetime] = mapped_column(_Time, nullable=False)
 
 
-class SleeperMixin:
-    """A queue on which some worker sleeps: only then does an enqueue send a notification."""
-
-    queue: Mapped[str] = mapped_column(Text, nullable=False)
-    asleep_until: Mapped[dt.datetime] = mapped_column(_Time, nullable=False)
-
-
 class StepMixin:
     """The step marker: one row, the newest migration step that these tables have.
 
@@ -229,7 +222,6 @@ class Tables:
     jobs: Table
     failures: Table
     workers: Table
-    sleepers: Table
     queues: Table
     schedules: Table
     archive: Table
@@ -237,7 +229,6 @@ class Tables:
     Job: type[JobMixin] = field(repr=False)
     Failure: type[FailureMixin] = field(repr=False)
     Worker: type[WorkerMixin] = field(repr=False)
-    Sleeper: type[SleeperMixin] = field(repr=False)
     Queue: type[QueueMixin] = field(repr=False)
     Schedule: type[ScheduleMixin] = field(repr=False)
     ArchivedJob: type[ArchivedJobMixin] = field(repr=False)
@@ -250,7 +241,6 @@ class Tables:
             self.jobs,
             self.failures,
             self.workers,
-            self.sleepers,
             self.queues,
             self.schedules,
             self.archive,
@@ -260,7 +250,7 @@ class Tables:
 
 # What `_map()` calls its classes, after a prefix.
 _CLASSES = (
-    "Job", "Failure", "Worker", "Sleeper", "Queue", "Schedule", "ArchivedJob", "Step",
+    "Job", "Failure", "Worker", "Queue", "Schedule", "ArchivedJob", "Step",
 )  # fmt: skip
 
 
@@ -440,12 +430,6 @@ def _map(bridge: type[DeclarativeBase], prefix: str, name: str, schema: str | No
         "_workers",
         PrimaryKeyConstraint("id", name=named("_workers_pkey")),
     )
-    sleeper = mapped(
-        "Sleeper",
-        SleeperMixin,
-        "_sleepers",
-        PrimaryKeyConstraint("queue", name=named("_sleepers_pkey")),
-    )
     queue = mapped(
         "Queue",
         QueueMixin,
@@ -485,7 +469,6 @@ def _map(bridge: type[DeclarativeBase], prefix: str, name: str, schema: str | No
         jobs=jobs,
         failures=failure.__table__,
         workers=worker.__table__,
-        sleepers=sleeper.__table__,
         queues=queue.__table__,
         schedules=schedule.__table__,
         archive=archived_job.__table__,
@@ -493,7 +476,6 @@ def _map(bridge: type[DeclarativeBase], prefix: str, name: str, schema: str | No
         Job=job,
         Failure=failure,
         Worker=worker,
-        Sleeper=sleeper,
         Queue=queue,
         Schedule=schedule,
         ArchivedJob=archived_job,

@@ -17,7 +17,7 @@ _MAX_BYTES = 63
 
 # What statements call their intermediate results; a test holds that this is all of them.
 ALIASES = frozenset((
-    "by_lane", "candidate", "counted", "due", "failed", "given", "held", "history", "lane",
+    "by_lane", "candidate", "counted", "due", "failed", "gated", "given", "held", "history", "lane",
     "lapsed", "mine", "ready_lane", "ready_queue", "sa_jobs_added", "sa_jobs_refused",
     "sa_jobs_source", "served", "some_ready_queue", "taken", "twin", "unknown",
 ))  # fmt: skip

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from sqlalchemy import Connection
 
-from sa_jobs import claims, presence
+from sa_jobs import claims
 from sa_jobs.context import ClaimedJob
 from sa_jobs.errors import SaJobsError, WorkerError
 from sa_jobs.handlers import Jobs
@@ -30,6 +30,8 @@ from sa_jobs.worker.running import (
     Committed,
     Ended,
     Ending,
+    GatesOpened,
+    GatesShut,
     LeaseLost,
     Listening,
     Lost,
@@ -192,8 +194,12 @@ class ControlLoop:
         elif isinstance(message, Woken):
             self._pace.hurry()
         elif isinstance(message, Listening):
-            self._pace.announces = True
+            self._pace.hears = True
             self._pace.hurry()
+        elif isinstance(message, GatesOpened):
+            self._pace.gates_opened()
+        elif isinstance(message, GatesShut):
+            self._pace.gates_shut()
         elif isinstance(message, Lost):
             self._lost(message.running)
         elif isinstance(message, Stop):
@@ -232,15 +238,7 @@ class ControlLoop:
         if found:
             self._pace.hurry()
             return True
-        if self._pace.found_nothing():
-            self._link.connection().execute(
-                presence.sleep(self._jobs.tables),
-                {
-                    "queues": self._queues,
-                    "seconds": self._pace.announced_seconds,
-                    "enough": self._pace.enough_seconds,
-                },
-            )
+        self._pace.found_nothing()
         return False
 
     def _say_ready(self) -> None:

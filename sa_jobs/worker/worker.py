@@ -309,7 +309,7 @@ class Worker:
             mailbox=self._mailbox,
             threads=threads,
             coroutines=coroutines,
-            pace=Pace(self.poll),
+            pace=Pace(self.poll, self._open_gates),
             allowance=allowance,
             room=self.concurrency + self.buffer,
             most_stuck=self.concurrency,
@@ -374,6 +374,10 @@ class Worker:
             # Nothing runs any more: until now the heartbeat has kept the leases of what drained.
             end_all((sweep, wakeup, heartbeat, watch))
             self._forget(link)
+
+    def _open_gates(self) -> None:
+        if self._wakeup is not None:
+            self._wakeup.open_gates()
 
     def _interrupt_statements(self) -> None:
         self._hurry.get()

@@ -28,7 +28,7 @@ _LEFT = text("""
     ORDER BY 1, 2, 3
 """)
 _EMPTY = text("""
-    TRUNCATE sa_jobs, sa_jobs_failures, sa_jobs_workers, sa_jobs_sleepers RESTART IDENTITY
+    TRUNCATE sa_jobs, sa_jobs_failures, sa_jobs_workers RESTART IDENTITY
 """)
 
 

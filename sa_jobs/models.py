@@ -398,7 +398,8 @@ def _map(bridge: type[DeclarativeBase], prefix: str, name: str, schema: str | No
     c = jobs.c
     partial_index("_ready_idx", "status = 'ready'", c.queue, c.priority.desc(), c.run_at, c.id)
     # Not on leased_until: a heartbeat must touch no indexed column to stay a HOT update.
-    partial_index("_running_idx", "status = 'running'", c.locked_by, c.id)
+    # Without the id: so the entries of a worker, dead ones too, share one key, a fifth of the size.
+    partial_index("_running_idx", "status = 'running'", c.locked_by)
     partial_index("_dead_idx", "status = 'dead'", c.finished_at)
     partial_index(
         "_idempotency_key_idx", "idempotency_key IS NOT NULL", c.idempotency_key, unique=True

@@ -78,7 +78,7 @@ CREATE TABLE {jobs} (
 CREATE INDEX "{name}_ready_idx" ON {jobs} (queue, priority DESC, run_at, id)
 WHERE status = 'ready'""")
     target.run(f"""\
-CREATE INDEX "{name}_running_idx" ON {jobs} (locked_by, id)
+CREATE INDEX "{name}_running_idx" ON {jobs} (locked_by)
 WHERE status = 'running'""")
     target.run(f"""\
 CREATE INDEX "{name}_dead_idx" ON {jobs} (finished_at)

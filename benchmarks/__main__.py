@@ -51,7 +51,14 @@ def _parser() -> argparse.ArgumentParser:
     }
     whole = subparsers["report"]
     whole.add_argument("--quick", action="store_true", help="small sizes: does it work at all?")
-    whole.add_argument("--only", nargs="+", choices=list(ROWS), metavar="NAME", default=list(ROWS))
+    whole.add_argument(
+        "--only",
+        nargs="*",
+        choices=list(ROWS),
+        metavar="NAME",
+        default=list(ROWS),
+        help="these rows; of the others, the page keeps what was measured before",
+    )
     whole.add_argument(
         "--folder", type=Path, default=report.DOCS, help="where performance.md and the plots are"
     )
@@ -95,7 +102,7 @@ def _row(given: argparse.Namespace) -> int:
 
 
 def _report(given: argparse.Namespace) -> int:
-    measured = report.Report()
+    measured = report.Report.kept(given.folder)
     for name in given.only:
         print(f"\n{name}: {ROWS[name].title}", flush=True)
         report.measure(measured, name, ROWS[name], quick=given.quick)
@@ -103,8 +110,11 @@ def _report(given: argparse.Namespace) -> int:
             _show(measured.results[name])
         else:
             print(f"failed: {measured.failures[name]}", flush=True)
-    others = _measured_peers(given)
-    report.write(measured, others, given.folder)
+        # After each, so that a run which is cut off has written what it measured.
+        report.write(measured, given.folder)
+    if given.peers is not None:
+        measured.peers = _measured_peers(given)
+        report.write(measured, given.folder)
     print(f"\nwritten: {given.folder / report.PAGE}")
     return 1 if measured.failures else 0
 

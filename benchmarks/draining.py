@@ -21,6 +21,8 @@ _FIRST_UNFINISHED = (
     " ORDER BY id LIMIT 1"
 )
 _STALL_SECONDS = 60.0
+# A drain that is still not at its end is given up, so that the other rows get their turn.
+_LONGEST_SECONDS = 300.0
 _LOOK_SECONDS = 0.25
 
 
@@ -84,11 +86,17 @@ def drain(
     ):
         progress = Progress(connection, filled)
         wait_on(processes, starts.any_begun)
+        times_out = time.monotonic() + _LONGEST_SECONDS
         meter = Meter(server, [process.pid for process in processes])
         peak = looked_at = 0.0
         while (begun := starts.begun()) < filled.jobs:
             wait_on(processes, functools.partial(_has_passed, starts, begun))
             time.sleep(0.01)
+            if time.monotonic() - times_out > 0:
+                raise RuntimeError(
+                    f"{begun:,} of {filled.jobs:,} jobs within {_LONGEST_SECONDS:g} s: measure"
+                    " fewer (--jobs), or on a quieter machine"
+                )
             if time.monotonic() - looked_at > _LOOK_SECONDS:
                 peak = max(peak, memory(process.pid for process in processes))
                 progress.all_finished()

@@ -21,8 +21,8 @@ from pathlib import Path
 from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 
-from sa_jobs import Jobs
-from sa_jobs.models import metadata
+from sa_jobs import Jobs, presence
+from sa_jobs.models import DEFAULT_TABLES, metadata
 from tests.support.postgres import Cluster, embedded_bin, system_bin
 from tests.support.workers import WorkerProcess
 
@@ -121,12 +121,13 @@ def worked(url: str) -> Iterator[None]:
 
 @contextmanager
 def asleep(url: str) -> Iterator[None]:
-    """Let a worker be taken for asleep, and a connection listen."""
-    with WorkerProcess(url, "--poll", "1", app=APP) as worker:
+    """Hold the queue's gate open, as a worker does that sleeps, and let one listen."""
+    engine = create_engine(url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as holder, WorkerProcess(url, "--poll", "1", app=APP) as worker:
+        holder.execute(presence.open_gates(DEFAULT_TABLES), {"queues": ["default"]})
         worker.wait_until_ready()
-        execute(url, "DELETE FROM sa_jobs_sleepers")
-        execute(url, "INSERT INTO sa_jobs_sleepers VALUES ('default', now() + interval '1 day')")
         yield
+    engine.dispose()
 
 
 def empty(url: str) -> None:

@@ -1,52 +1,93 @@
-"""All rows at once: the table and the plots of docs/performance.md."""
+"""All rows at once: the table and the plots of docs/performance.md.
+
+What was measured is kept beside the page, in performance.json, so that rows can be measured one by
+one: those that are not measured again stay as they are.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
+import json
 import os
 import platform
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import sqlalchemy
 
 from benchmarks import peers, plots, table
-from benchmarks.figures import Figure, Result
+from benchmarks.figures import Curve, Figure, Result, Target
 from benchmarks.peers import Peer
-from benchmarks.rows import Row
+from benchmarks.rows import ROWS, Row
 from benchmarks.server import SETTINGS, open_server
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = "performance.md"
+KEPT = "performance.json"
 BEGIN = "<!-- what follows is written by `python -m benchmarks report` -->"
 END = "<!-- the end of what is written -->"
 
 
 @dataclass
 class Report:
-    """What was measured so far."""
+    """What was measured so far, and `on` what, by the names of the rows."""
 
-    version: str = ""
     results: dict[str, Result] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    on: dict[str, str] = field(default_factory=dict)
+    peers: list[Peer] = field(default_factory=list)
+
+    @classmethod
+    def kept(cls, folder: Path) -> Report:
+        """Return what is kept in a folder; of rows that there are no longer, nothing."""
+        file = folder / KEPT
+        found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        names = [name for name in ROWS if name in found.get("results", {})]
+        return cls(
+            {name: _result(found["results"][name]) for name in names},
+            {name: why for name, why in found.get("failures", {}).items() if name in ROWS},
+            {name: found["on"][name] for name in names},
+            [Peer(**peer) for peer in found.get("peers", [])],
+        )
+
+    def keep(self, folder: Path) -> None:
+        """Write it all into a folder."""
+        text = json.dumps(dataclasses.asdict(self), indent=1, ensure_ascii=False)
+        (folder / KEPT).write_text(text + "\n", encoding="utf-8")
+
+
+def _result(kept: dict[str, Any]) -> Result:
+    figures = [
+        Figure(**{**figure, "target": Target(**figure["target"]) if figure["target"] else None})
+        for figure in kept["figures"]
+    ]
+    curves = [
+        Curve(curve["label"], [(x, y) for x, y in curve["points"]]) for curve in kept["curves"]
+    ]
+    return Result(figures, kept["notes"], curves)
 
 
 def measure(report: Report, name: str, row: Row, *, quick: bool) -> None:
-    """Measure a row on a server of its own, and keep what came of it; a failure too."""
+    """Measure a row on a server of its own, in place of what there is of it; a failure too."""
+    for kept in (report.results, report.failures, report.on):
+        kept.pop(name, None)
     try:
         with open_server(row.settings) as server:
-            report.version = server.version
+            version = server.version
             report.results[name] = row.measure(server, row.quick if quick else row.options())
+            report.on[name] = machine(version)
     except Exception as error:
         # An hour of the other rows is not to be lost.
         report.failures[name] = f"{type(error).__name__}: {error}"
 
 
-def write(report: Report, measured_peers: list[Peer], folder: Path) -> None:
-    """Draw the plots into the folder, and put the figures into its page."""
-    drawn = draw(report, measured_peers, folder)
-    write_page(folder / PAGE, markdown(report, measured_peers, drawn))
+def write(report: Report, folder: Path) -> None:
+    """Keep the figures in the folder, draw the plots there, and put all of it into its page."""
+    report.keep(folder)
+    write_page(folder / PAGE, markdown(report, draw(report, folder)))
 
 
 def write_page(page: Path, body: str) -> None:
@@ -59,12 +100,12 @@ def write_page(page: Path, body: str) -> None:
     page.write_text(f"{before}{BEGIN}\n\n{body}\n\n{END}{after}", encoding="utf-8")
 
 
-def draw(report: Report, measured_peers: list[Peer], folder: Path) -> dict[str, str]:
+def draw(report: Report, folder: Path) -> dict[str, str]:
     """Draw what there are figures for, and return the plots' titles by file name."""
     drawn = {}
-    if measured_peers:
+    if report.peers:
         plots.throughput(
-            folder / "performance-peers.svg", measured_peers, "No-op jobs drained, in one run"
+            folder / "performance-peers.svg", report.peers, "No-op jobs drained, in one run"
         )
     else:
         plots.throughput(
@@ -90,21 +131,26 @@ def draw(report: Report, measured_peers: list[Peer], folder: Path) -> dict[str, 
     return drawn
 
 
-def markdown(report: Report, measured_peers: list[Peer], drawn: dict[str, str]) -> str:
+def markdown(report: Report, drawn: dict[str, str]) -> str:
     """Return the report: the machine, the table, the plots, the peers, and the notes."""
-    figures: list[Figure] = [
-        figure for result in report.results.values() for figure in result.figures
-    ]
+    names = [name for name in ROWS if name in report.results]
+    figures = [figure for name in names for figure in report.results[name].figures]
+    machines: dict[str, list[str]] = {}
+    for name in names:
+        machines.setdefault(report.on[name], []).append(f"`{name}`")
     parts = [
-        machine(report.version),
-        table.in_markdown([*figures, *peers.figures(measured_peers)]),
+        *(
+            where if len(machines) == 1 else f"{', '.join(rows)}: {where}"
+            for where, rows in machines.items()
+        ),
+        table.in_markdown([*figures, *peers.figures(report.peers)]),
         *(f"![{title}]({name})" for name, title in drawn.items()),
         "### Other queues",
     ]
-    if measured_peers:
+    if report.peers:
         parts += [
-            "Measured in the same run of the peers' harness:",
-            peers.in_markdown(measured_peers),
+            "Measured in one run of the peers' harness:",
+            peers.in_markdown(report.peers),
         ]
     else:
         parts.append(
@@ -113,9 +159,10 @@ def markdown(report: Report, measured_peers: list[Peer], drawn: dict[str, str]) 
         )
         parts.append(peers.in_markdown(peers.DATED))
     parts.append("### Single runs")
-    for name, result in report.results.items():
-        if result.notes:
-            parts.append("\n".join([f"`{name}`", "", *(f"- {note}" for note in result.notes)]))
+    for name in names:
+        notes = report.results[name].notes
+        if notes:
+            parts.append("\n".join([f"`{name}`", "", *(f"- {note}" for note in notes)]))
     if report.failures:
         parts.append("### Not measured")
         parts.append("\n".join(f"- `{name}`: {why}" for name, why in report.failures.items()))

@@ -24,7 +24,6 @@ TABLE_SUFFIXES = (
     "",
     "_failures",
     "_workers",
-    "_sleepers",
     "_queues",
     "_schedules",
     "_archive",
@@ -53,39 +52,45 @@ ALTER TABLE {table} SET (
 )"""
 
 # A statement-level trigger, so that rows inserted by plain SQL wake workers too. It notifies only
-# for due rows of queues on which a worker sleeps: a committing NOTIFY takes a lock that is global
-# to the server. The body names every object with its schema, and the search path is pinned with
-# pg_temp last, so that no object of the inserting role can stand in for one of ours. The schema
-# is looked up when the function is made, since it may be whatever the search path says.
+# for due rows of queues whose gate is open, since a worker sleeps: a committing NOTIFY takes a lock
+# that is global to the server. A gate is an advisory lock, open while a worker's session holds it
+# exclusively (see sa_jobs.presence): no row that every enqueue would read, at whatever isolation
+# level, and none that is written each time a worker sleeps. The look at it holds it shared for a
+# microsecond, and not to the end of the transaction: a long one would keep workers from opening it.
+# The search path is pinned with pg_temp last, so that no object of the inserting role can stand in
+# for one of ours. The schema is looked up when the function is made, since it may be whatever the
+# search path says.
 NOTIFY_FUNCTION = """\
 DO $do$
 DECLARE
-    place text := {place};
-    channel text := 'sa_jobs_' || left(
-        encode(sha256(convert_to(place || '.{name}', 'UTF8')), 'hex'), 16);
+    schema_name text := {place};
+    place text := schema_name || '.{name}';
+    channel text := 'sa_jobs_' || left(encode(sha256(convert_to(place, 'UTF8')), 'hex'), 16);
 BEGIN
-    EXECUTE replace(replace($create$
+    EXECUTE replace(replace(replace($create$
 CREATE FUNCTION @schema@."{name}_notify"() RETURNS trigger
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
     IF coalesce(current_setting('sa_jobs.notify', true), '') <> 'off' THEN
-        PERFORM pg_notify(@channel@, sleeping.queue_hash)
+        PERFORM pg_notify(@channel@, left(
+            encode(sha256(convert_to(due.queue, 'UTF8')), 'hex'), 16))
         FROM (
-            SELECT DISTINCT left(
-                encode(sha256(convert_to(sleeper.queue, 'UTF8')), 'hex'), 16) AS queue_hash
+            SELECT DISTINCT new_jobs.queue,
+                hashtextextended(new_jobs.queue, hashtextextended(@place@, 0)) AS gate
             FROM new_jobs
-            JOIN @schema@."{name}_sleepers" AS sleeper ON sleeper.queue = new_jobs.queue
             WHERE new_jobs.status = 'ready'
             AND new_jobs.run_at <= clock_timestamp()
-            AND sleeper.asleep_until > clock_timestamp()
-        ) AS sleeping;
+        ) AS due
+        WHERE CASE WHEN pg_try_advisory_lock_shared(due.gate)
+            THEN NOT pg_advisory_unlock_shared(due.gate) ELSE true END;
     END IF;
     RETURN NULL;
 END
 $function$
-$create$, '@schema@', quote_ident(place)), '@channel@', quote_literal(channel));
+$create$, '@schema@', quote_ident(schema_name)), '@channel@', quote_literal(channel)),
+        '@place@', quote_literal(place));
 END
 $do$"""
 

@@ -17,7 +17,7 @@ _MAX_BYTES = 63
 
 # What statements call their intermediate results; a test holds that this is all of them.
 ALIASES = frozenset((
-    "asked", "by_lane", "candidate", "counted", "due", "finished", "first", "given",
+    "asked", "by_lane", "candidate", "counted", "due", "finished", "first", "gated", "given",
     "held", "history", "lane", "lapsed", "mine", "ready_lane", "ready_queue", "sa_jobs_added",
     "sa_jobs_refused", "sa_jobs_source", "served", "settled", "some_ready_queue", "taken", "twin",
     "unfinished", "unknown",

@@ -1,8 +1,11 @@
 """Pure builders for how workers are seen: who sleeps and is to be woken, and who is alive.
 
-A worker that sleeps says so for each of its queues; an enqueue notifies only then, since a
-committing NOTIFY takes a lock that is global to the server. The row of a worker is a view for
-operators; no job's ownership rests on it.
+A worker that sleeps opens the gate of each of its queues; an enqueue notifies only where it is
+open, since a committing NOTIFY takes a lock that is global to the server. A gate is an advisory
+lock, and it is open while a listening session holds it exclusively. So opening it writes nothing,
+everybody sees it at once, and it shuts by itself when the worker dies. Of several workers that
+sleep on a queue one holds it, which is enough: a notification wakes all. The row of a worker is a
+view for operators; no job's ownership rests on it.
 """
 
 from __future__ import annotations
@@ -17,29 +20,36 @@ from sqlalchemy import (
     Double,
     Executable,
     Select,
+    Subquery,
     Text,
-    any_,
+    and_,
     bindparam,
+    case,
     cast,
     column,
     delete,
     func,
     literal_column,
+    not_,
     or_,
     select,
     table,
+    true,
 )
 from sqlalchemy.dialects.postgresql import JSONB, REGCLASS
 from sqlalchemy.dialects.postgresql import insert as pg_insert
 
 from sa_jobs.errors import WorkerError
-from sa_jobs.expressions import array, seconds, table_name, unnest
+from sa_jobs.expressions import seconds, table_name, unnest
 from sa_jobs.models import Tables
 from sa_jobs.poolers import is_pooled
 from sa_jobs.statements import NOW, Moment, built
 
 # Of the hexadecimal SHA-256 by which notifications name a queue; the trigger function agrees.
 HASH_LENGTH = 16
+
+# Who holds a gate open.
+SELF, OTHER, NOBODY = "self", "other", "nobody"
 
 
 def prepare_session(connection: Connection, application_name: str) -> None:
@@ -101,34 +111,34 @@ def channel(tables: Tables) -> Select[tuple[str]]:
 @built
 def wake(tables: Tables) -> Select[Any]:
     """Notify workers that sleep on one of `queues` (array), as the trigger does on insert."""
-    sleepers = tables.sleepers
-    return select(func.pg_notify(_channel(tables), queue_hash(sleepers.c.queue))).where(
-        sleepers.c.queue == any_(array("queues", Text())),
-        sleepers.c.asleep_until > func.clock_timestamp(),
+    gated = _gated(tables)
+    was_shut = func.pg_try_advisory_lock_shared(gated.c.gate)
+    return select(func.pg_notify(_channel(tables), queue_hash(gated.c.queue))).where(
         func.coalesce(func.current_setting("sa_jobs.notify", True), "") != "off",
+        case((was_shut, not_(func.pg_advisory_unlock_shared(gated.c.gate))), else_=true()),
     )
 
 
 @built
-def sleep(tables: Tables, *, now: Moment = NOW) -> Executable:
-    """Announce that a worker sleeps on `queues` (array) for `seconds`.
+def open_gates(tables: Tables) -> Select[Any]:
+    """Open the gates of `queues` (array) by the session's own lock; select (queue, holder) of each.
 
-    A row that lasts for another `enough` seconds is left alone, so that many workers together
-    write it about once a period.
+    The holder is SELF; or OTHER, where another session has opened it; or NOBODY, where an enqueue
+    was just looking at it, so that it may be tried again at once.
     """
-    sleepers = tables.sleepers
-    given = unnest("given", {"queues": Text()})
-    statement = pg_insert(sleepers).from_select(
-        ["queue", "asleep_until"],
-        select(given.c.queues, now + seconds(bindparam("seconds", type_=Double()))).order_by(
-            given.c.queues
-        ),
+    gated = _gated(tables)
+    was_shut = func.pg_try_advisory_lock_shared(gated.c.gate)
+    holder = case(
+        (func.pg_try_advisory_lock(gated.c.gate), SELF),
+        (and_(was_shut, func.pg_advisory_unlock_shared(gated.c.gate)), NOBODY),
+        else_=OTHER,
     )
-    return statement.on_conflict_do_update(
-        index_elements=[sleepers.c.queue],
-        set_={"asleep_until": statement.excluded.asleep_until},
-        where=sleepers.c.asleep_until < now + seconds(bindparam("enough", type_=Double())),
-    )
+    return select(gated.c.queue, holder.label("holder"))
+
+
+def shut_gates() -> Select[Any]:
+    """Shut all gates that the session has opened."""
+    return select(func.pg_advisory_unlock_all())
 
 
 def queue_hash(queue: Any) -> ColumnElement[str]:
@@ -182,14 +192,26 @@ def forget_workers(tables: Tables, *, now: Moment = NOW) -> Delete:
 
 
 def _channel(tables: Tables) -> ColumnElement[str]:
+    return func.concat("sa_jobs_", queue_hash(_place(tables)))
+
+
+def _gated(tables: Tables) -> Subquery:
+    """Return `queues` (array) with the keys of their advisory locks; the trigger agrees."""
+    given = unnest("given", {"queues": Text()})
+    zero: ColumnElement[int] = literal_column("0", BigInteger())
+    gate = func.hashtextextended(given.c.queues, func.hashtextextended(_place(tables), zero))
+    return select(given.c.queues.label("queue"), gate.label("gate")).subquery("gated")
+
+
+def _place(tables: Tables) -> ColumnElement[str]:
+    """Return the full name of the jobs table, as the database of the connection has it."""
     relation = table(
         "pg_class", column("oid"), column("relname"), column("relnamespace"), schema="pg_catalog"
     )
     place = table("pg_namespace", column("oid"), column("nspname"), schema="pg_catalog")
-    full_name = (
+    return (
         select(place.c.nspname.op("||")(".").op("||")(relation.c.relname))
         .select_from(relation.join(place, place.c.oid == relation.c.relnamespace))
         .where(relation.c.oid == cast(table_name(tables.jobs), REGCLASS))
         .scalar_subquery()
     )
-    return func.concat("sa_jobs_", queue_hash(full_name))

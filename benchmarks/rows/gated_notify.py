@@ -30,7 +30,7 @@ class Options:
     """
 
     producers: int = 8
-    seconds: int = 5
+    seconds: int = 3
     rounds: int = 3
     concurrency: int = 100
 

@@ -20,6 +20,7 @@ from benchmarks.server import Database, Server
 class Options(DrainOptions):
     """With the rows that are in the table before, and the number of queues."""
 
+    repetitions: int = 2
     rows: int = 1_000_000
     queues: int = 100
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from sa_jobs import claims, presence
+from sa_jobs import claims
 from sa_jobs.context import ClaimedJob
 from sa_jobs.errors import SaJobsError, WorkerError
 from sa_jobs.handlers import Jobs
@@ -34,6 +34,8 @@ from sa_jobs.worker.running import (
     Committed,
     Ended,
     Ending,
+    GatesOpened,
+    GatesShut,
     LeaseLost,
     Listening,
     Lost,
@@ -209,9 +211,13 @@ class ControlLoop:
             self._cursor.renew()
             self._pace.hurry()
         elif isinstance(message, Listening):
-            self._pace.announces = True
+            self._pace.hears = True
             self._cursor.renew()
             self._pace.hurry()
+        elif isinstance(message, GatesOpened):
+            self._pace.gates_opened()
+        elif isinstance(message, GatesShut):
+            self._pace.gates_shut()
         elif isinstance(message, Lost):
             self._lost(message.running)
         elif isinstance(message, Stop):
@@ -260,15 +266,7 @@ class ControlLoop:
         if found:
             self._pace.hurry()
             return True
-        if self._pace.found_nothing():
-            self._link.connection().execute(
-                presence.sleep(self._jobs.tables),
-                {
-                    "queues": self._queues,
-                    "seconds": self._pace.announced_seconds,
-                    "enough": self._pace.enough_seconds,
-                },
-            )
+        self._pace.found_nothing()
         return False
 
     def _finish_and_claim(self) -> bool:

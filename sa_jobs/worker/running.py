@@ -107,6 +107,16 @@ class Listening:
 
 
 @dataclass(frozen=True, slots=True)
+class GatesOpened:
+    """From now on, what is enqueued on the worker's queues notifies it."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatesShut:
+    """What is enqueued may notify nobody, or may have done so for a while."""
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """The worker is to stop. `asked_at` is monotonic seconds."""
 
@@ -120,7 +130,7 @@ class GaveUp:
     error: BaseException
 
 
-Message = Ended | Lost | Woken | Listening | Stop | GaveUp
+Message = Ended | Lost | Woken | Listening | GatesOpened | GatesShut | Stop | GaveUp
 
 
 class Mailbox:

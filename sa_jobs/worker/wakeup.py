@@ -5,6 +5,7 @@ A hint only. Polling stays correct without it, and finds what a lost notificatio
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import secrets
@@ -18,10 +19,11 @@ from sqlalchemy import Connection
 from sa_jobs import poolers, presence
 from sa_jobs.errors import WorkerError
 from sa_jobs.models import Tables
+from sa_jobs.worker.gates import AGAIN_SECONDS, Gates
 from sa_jobs.worker.healing import HealingThread
 from sa_jobs.worker.links import Link
 from sa_jobs.worker.recovery import LONGEST_DELAY_SECONDS
-from sa_jobs.worker.running import Listening, Mailbox, Woken
+from sa_jobs.worker.running import GatesOpened, GatesShut, Listening, Mailbox, Woken
 
 logger = logging.getLogger("sa_jobs.worker")
 
@@ -33,6 +35,9 @@ COUNTED_APART_SECONDS = 60.0
 
 class Wakeup(HealingThread):
     """Listens for notifications of the worker's queues, and posts a wake-up for each.
+
+    Its connection holds the gates open, through which enqueues notify: from when the worker goes to
+    sleep until there are too many notifications.
 
     The first time, it sends one to itself, through `sender`, on a connection such as enqueuers
     have. If that does not arrive, or cannot, as through a transaction pooler, it says so once and
@@ -58,6 +63,9 @@ class Wakeup(HealingThread):
             hashlib.sha256(queue.encode()).hexdigest()[: presence.HASH_LENGTH] for queue in queues
         }
         self._tables = tables
+        self._gates = Gates(queues, tables)
+        self._asked_to_open = False
+        self._too_many = False
         self._probe = probe
         self._channel = ""
         self._echo = f"echo {secrets.token_hex(8)}"
@@ -65,13 +73,20 @@ class Wakeup(HealingThread):
         self._counted_at = 0.0
         self.subscriptions = 0
         """How often LISTEN was sent; each time after the first, a connection had been lost."""
-        # Lets end() interrupt the wait for the database's socket.
+        # Ends the wait for the database's socket; one byte does.
         self._interrupt, self._interrupted = socket.socketpair()
+        self._interrupt.setblocking(False)
+        self._interrupted.setblocking(False)
+
+    def open_gates(self) -> None:
+        """Ask the thread to open the gates, as far as they are shut; returns at once."""
+        self._asked_to_open = True
+        self._stop_waiting()
 
     def ask_to_end(self) -> None:
         """Ask the thread to stop; returns at once."""
         super().ask_to_end()
-        self._interrupt.send(b"x")
+        self._stop_waiting()
 
     def end(self) -> None:
         """Stop listening, and close the connection."""
@@ -95,16 +110,38 @@ class Wakeup(HealingThread):
             selector.register(driver.fileno(), selectors.EVENT_READ)
             selector.register(self._interrupted, selectors.EVENT_READ)
             while not self._ended.is_set():
-                if not selector.select(self._probe if self._echoed else ECHO_SECONDS):
-                    # Whether it lives comes first; an echo that comes with the answer counts, too.
-                    presence.probe(connection)
+                if not selector.select(self._patience()):
+                    if self._gates.relies:
+                        self._asked_to_open = True
+                    else:
+                        # Whether it lives comes first; an echo that comes with the answer counts.
+                        presence.probe(connection)
                     if not self._echoed:
                         return self._give_up("a notification to itself has not arrived")
-                    continue
+                with contextlib.suppress(BlockingIOError):
+                    self._interrupted.recv(4096)
                 driver.pgconn.consume_input()
                 while (notify := driver.pgconn.notifies()) is not None:
                     self._heard(notify.extra.decode())
+                self._work_the_gates(connection)
         return 0.0
+
+    def _patience(self) -> float:
+        if not self._echoed:
+            return ECHO_SECONDS
+        return min(self._probe, AGAIN_SECONDS) if self._gates.relies else self._probe
+
+    def _work_the_gates(self, connection: Connection) -> None:
+        if self._too_many:
+            self._too_many = False
+            self._gates.shut(connection)
+            # Whatever was asked for before: the worker looks for jobs, and then asks again.
+            self._asked_to_open = False
+            self._mailbox.put(GatesShut())
+        elif self._asked_to_open:
+            self._asked_to_open = False
+            if self._gates.open(connection):
+                self._mailbox.put(GatesOpened())
 
     def gave_up(self, error: WorkerError) -> None:
         """Say that the worker polls from now on: it ends for no lack of a hint."""
@@ -126,6 +163,7 @@ class Wakeup(HealingThread):
         return True
 
     def _subscribe(self, connection: Connection) -> None:
+        self._gates.forget()
         presence.listen(connection, self._channel)
         self.works()
         self.subscriptions += 1
@@ -134,14 +172,19 @@ class Wakeup(HealingThread):
             self._counted_at = now
             logger.info("listen: subscribed anew, %d times so far", self.subscriptions - 1)
         # What was enqueued before this LISTEN has sent its notification to nobody.
-        self._mailbox.put(Woken())
+        self._mailbox.put(GatesShut())
 
     def _heard(self, payload: str) -> None:
         if payload == self._echo:
             self._echoed = True
             self._mailbox.put(Listening())
         elif payload in self._hashes:
+            self._too_many |= self._gates.heard_too_many(time.monotonic())
             self._mailbox.put(Woken())
+
+    def _stop_waiting(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._interrupt.send(b"x")
 
     def _give_up(self, reason: str) -> float:
         logger.warning(

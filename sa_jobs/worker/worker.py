@@ -337,7 +337,7 @@ class Worker:
             mailbox=self._mailbox,
             threads=threads,
             coroutines=coroutines,
-            pace=Pace(self.poll),
+            pace=Pace(self.poll, self._open_gates),
             allowance=allowance,
             slots=self.concurrency,
             room=self.concurrency + self.buffer,
@@ -412,6 +412,10 @@ class Worker:
             if notices is not None:
                 notices.finish(0.0 if loop.in_a_hurry else LAST_CALLS_SECONDS)
             self._forget(link)
+
+    def _open_gates(self) -> None:
+        if self._wakeup is not None:
+            self._wakeup.open_gates()
 
     def _interrupt_statements(self) -> None:
         self._hurry.get()

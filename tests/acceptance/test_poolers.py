@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from sa_jobs import enqueue
 from tests.support import pgbouncer
+from tests.support.gates import open_gates, wait_until_asleep
 from tests.support.looking import effects_of, starts_of, status, unfinished, wait_until_done
 from tests.support.pgbouncer import PgBouncer
 from tests.support.postgres import Server
@@ -83,8 +84,7 @@ def test_four_workers_behind_a_transaction_pooler_run_each_job_once(
         wait_until(lambda: unfinished(engine) == 0, "all jobs end", seconds=60)
         for worker in workers:
             wait_until(lambda: POLLS in worker.log, "it says that it polls")  # noqa: B023
-        with engine.connect() as connection:
-            assert connection.execute(text("SELECT count(*) FROM sa_jobs_sleepers")).scalar() == 0
+        assert open_gates(engine) == 0
         assert [worker.stop() for worker in (*workers, deaf)] == [0] * 4
         for worker in workers:
             (warning,) = warnings(worker)
@@ -159,12 +159,7 @@ def test_through_a_session_pooler_an_enqueue_wakes_the_worker(
 
 def starts_at_once(engine: Engine, url: str) -> None:
     """Enqueue through a pool, and see that each job starts soon."""
-
-    def sleeps() -> bool:
-        with engine.connect() as connection:
-            return bool(connection.execute(text("SELECT count(*) FROM sa_jobs_sleepers")).scalar())
-
-    wait_until(sleeps, "the worker sleeps")
+    wait_until_asleep(engine)
     for _ in range(5):
         (job_id,) = enqueue_some(url, 1)
         wait_until_done(engine, job_id)

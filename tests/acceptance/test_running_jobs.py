@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from sa_jobs import cancel, enqueue
 from tests.acceptance.app import jobs
+from tests.support.gates import wait_until_asleep
 from tests.support.looking import job, starts_of, status
 from tests.support.waiting import wait_until
 from tests.support.workers import WorkerProcess
@@ -61,14 +62,7 @@ def test_nothing_is_seen_of_a_savepoint_until_the_root_commits(
     """A long poll interval: only the notification, which the commit sends, wakes the worker."""
     with WorkerProcess(app_database, "--poll", "60") as worker:
         worker.wait_until_ready()
-
-        def asleep() -> bool:
-            with engine.connect() as connection:
-                return bool(
-                    connection.execute(text("SELECT count(*) FROM sa_jobs_sleepers")).scalar()
-                )
-
-        wait_until(asleep, "the worker sleeps")
+        wait_until_asleep(engine)
         with Session(engine) as session:
             kept = session.begin_nested()
             first = enqueue(session, "quick").id

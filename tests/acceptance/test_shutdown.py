@@ -6,11 +6,12 @@ import signal
 import time
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from sa_jobs.worker import EXIT_HANDED_BACK
 from tests.acceptance.app import jobs
+from tests.support.gates import wait_until_asleep
 from tests.support.looking import failures, job, starts_of, status
 from tests.support.waiting import assert_within, wait_until
 from tests.support.workers import WorkerProcess
@@ -28,17 +29,12 @@ def test_an_idle_worker_ends_within_a_second(
     app_database: str, engine: Engine, number: signal.Signals
 ) -> None:
     with WorkerProcess(app_database, "--poll", "60") as worker:
-        wait_until(lambda: sleeps(engine), "the worker sleeps")
+        wait_until_asleep(engine)
         began = time.monotonic()
         worker.send(number)
         assert worker.wait() == 0
         assert_within(1, time.monotonic() - began)
         assert "Traceback" not in worker.log
-
-
-def sleeps(engine: Engine) -> bool:
-    with engine.connect() as connection:
-        return bool(connection.execute(text("SELECT count(*) FROM sa_jobs_sleepers")).scalar())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -13,20 +13,13 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 from sa_jobs import enqueue, enqueue_many
+from tests.support.gates import wait_until_asleep
 from tests.support.looking import starts_of, status, wait_until_done
 from tests.support.proxy import Proxy
 from tests.support.waiting import wait_until
 from tests.support.workers import WorkerProcess
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.concurrency, pytest.mark.slow]
-
-
-def wait_until_it_sleeps(engine: Engine) -> None:
-    def sleeps() -> bool:
-        with engine.connect() as connection:
-            return bool(connection.execute(text("SELECT count(*) FROM sa_jobs_sleepers")).scalar())
-
-    wait_until(sleeps, "the worker sleeps")
 
 
 def add(engine: Engine, handler: str) -> int:
@@ -101,7 +94,7 @@ def test_a_worker_without_a_database_is_calm_and_then_awake(
         worker = stack.enter_context(WorkerProcess(proxy.url, "--poll", "60"))
         if since == "later":
             worker.wait_until_ready()
-            wait_until_it_sleeps(engine)
+            wait_until_asleep(engine)
             proxy.refuse()
             proxy.cut()
         wait_until(lambda: "trying again" in worker.log, "it says that it cannot connect")
@@ -113,7 +106,7 @@ def test_a_worker_without_a_database_is_calm_and_then_awake(
         assert status(engine, in_the_gap) == "ready"
         proxy.refuse(False)
         wait_until_done(engine, in_the_gap, seconds=15)
-        wait_until_it_sleeps(engine)
+        wait_until_asleep(engine)
         awake = add(engine, "quick")
         wait_until_done(engine, awake)
         (start,) = starts_of(engine, awake)

@@ -36,6 +36,7 @@ from sa_jobs import (
 from sa_jobs.models import Job
 from tests.database.callers import Application, Caller, in_two_phases
 from tests.database.conftest import Look
+from tests.support.gates import gates_held_open
 
 
 class Base(DeclarativeBase):
@@ -243,14 +244,9 @@ def test_a_two_phase_transaction_can_be_prepared(
     with looker.connect() as connection:
         if connection.execute(text("SHOW max_prepared_transactions")).scalar() == "0":
             pytest.skip("the server has max_prepared_transactions = 0")
-        connection.execute(
-            text("""
-                INSERT INTO sa_jobs_sleepers VALUES ('default', now() + interval '1 hour')
-                ON CONFLICT DO NOTHING
-            """)
-        )
+    url = looker.url.render_as_string(hide_password=False)
     options = {"twophase": True} if application.has_sessions else {}
-    with application.open(**options) as caller:
+    with gates_held_open(url, "default"), application.open(**options) as caller:
         caller.in_sync(lambda session: in_two_phases(session, work))
     assert [row.payload for row in committed()] == [{"n": 1}, {}]
 

@@ -28,6 +28,7 @@ from sa_jobs.models import DEFAULT_TABLES
 from sa_jobs.statements import ENQUEUE_COLUMNS
 from tests.database.callers import Caller
 from tests.database.conftest import ServerLog
+from tests.support.gates import gates_held_open
 from tests.support.jobs import all_jobs
 
 # Without a parameter of its own, so that each name is free for the test's.
@@ -231,14 +232,13 @@ def test_the_select_is_evaluated_once(connection: Connection) -> None:
 
 
 def test_workers_are_woken_by_jobs_of_a_select_with_options(
-    engine: Engine, connection: Connection
+    engine: Engine, connection: Connection, database_url: str
 ) -> None:
     """The trigger sees rows that a CTE inserts as it sees all others."""
-    connection.execute(
-        text("INSERT INTO sa_jobs_sleepers VALUES ('acme', now() + interval '1 hour')")
-    )
-    connection.commit()
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as listener:
+    with (
+        gates_held_open(database_url, "acme"),
+        engine.connect().execution_options(isolation_level="AUTOCOMMIT") as listener,
+    ):
         presence.listen(listener, presence.channel_name(listener, DEFAULT_TABLES))
         query = select(orders.c.id, orders.c.tenant.label("sa_jobs_queue"))
         assert enqueue_from_select(connection, "send", query) == 2

@@ -198,7 +198,6 @@ def role_that_may_insert(connection: Connection, database_url: str) -> Iterator[
     for statement in (
         f"CREATE ROLE {role}",
         f"GRANT SELECT, INSERT ON sa_jobs TO {role}",
-        f"GRANT SELECT ON sa_jobs_sleepers TO {role}",
     ):
         connection.execute(text(statement))
     connection.commit()

@@ -16,6 +16,7 @@ from sa_jobs import Jobs, presence
 from sa_jobs.models import DEFAULT_TABLES
 from sa_jobs.worker import wakeup
 from tests.support.faults import kill_backends
+from tests.support.gates import open_gates, wait_until_asleep
 from tests.support.looking import wait_until_done
 from tests.support.proxy import Proxy
 from tests.support.running import RunningWorker, running
@@ -62,18 +63,13 @@ class Watched:
         self.started_at[number] = time.monotonic()
 
 
-def sleeping_queues(engine: Engine) -> int:
-    with engine.connect() as connection:
-        return int(connection.execute(text("SELECT count(*) FROM sa_jobs_sleepers")).scalar_one())
-
-
 @pytest.mark.slow
 def test_a_listener_that_is_lost_again_and_again_costs_no_wake_up(engine: Engine) -> None:
     """Five workers lose it four times each: a job comes in the gap, another one 3 s later."""
     slowest = 0.0
     with ExitStack() as stack:
         workers = [Watched(engine, f"queue-{number}", stack) for number in range(5)]
-        wait_until(lambda: sleeping_queues(engine) == 5, "all sleep")
+        wait_until_asleep(engine, gates=5)
         for losses in range(1, 5):
             assert kill_backends(str(engine.url), "sa-jobs listen") == 5
             lost_at = time.monotonic()
@@ -106,7 +102,7 @@ def test_a_listener_that_cannot_connect_at_the_start_goes_on_trying(
         worker.wait_until_subscribed(1)
         back_at = time.monotonic()
         assert worker.start_of(first) - back_at <= START_SECONDS
-        wait_until(lambda: sleeping_queues(engine) == 1, "it sleeps")
+        wait_until_asleep(engine)
         enqueued_at = time.monotonic()
         assert worker.start_of(worker.enqueue()) - enqueued_at <= START_SECONDS
 
@@ -128,7 +124,7 @@ def test_a_worker_that_hears_nothing_of_its_own_says_so_once_and_polls(
             enqueued_at = time.monotonic()
             assert worker.start_of(worker.enqueue()) - enqueued_at <= START_SECONDS
         # Nobody is to pay for notifications that nobody hears.
-        assert sleeping_queues(engine) == 0
+        assert open_gates(engine) == 0
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == 1
     assert "a notification to itself has not arrived" in warnings[0].message

@@ -18,7 +18,6 @@ from sqlalchemy import (
     create_engine,
     event,
     func,
-    insert,
     literal,
     select,
     text,
@@ -41,6 +40,7 @@ from sa_jobs import (
     retry,
 )
 from sa_jobs.models import DEFAULT_TABLES, Job
+from tests.support.gates import gates_held_open
 from tests.support.jobs import all_jobs, claim, job
 
 
@@ -228,24 +228,22 @@ def test_what_is_no_session_is_refused() -> None:
         enqueue("postgresql://", "send")  # type: ignore[call-overload]
 
 
-def test_a_two_phase_session_can_be_prepared(host: Engine, connection: Connection) -> None:
+def test_a_two_phase_session_can_be_prepared(
+    host: Engine, connection: Connection, database_url: str
+) -> None:
     if connection.execute(text("SHOW max_prepared_transactions")).scalar() == "0":
         pytest.skip("the server has max_prepared_transactions = 0")
-    sleeping = insert(DEFAULT_TABLES.sleepers).values(
-        queue="default", asleep_until=text("now() + interval '1 hour'")
-    )
-    connection.execute(sleeping)
-    connection.commit()
-    with Session(host, twophase=True) as session:
-        session.add(Order())
-        every_operation(session)
-        session.prepare()
-        session.commit()
-    with host.connect() as two_phase:
-        transaction = two_phase.begin_twophase()
-        enqueue(two_phase, "send")
-        transaction.prepare()
-        transaction.commit()
+    with gates_held_open(database_url, "default"):
+        with Session(host, twophase=True) as session:
+            session.add(Order())
+            every_operation(session)
+            session.prepare()
+            session.commit()
+        with host.connect() as two_phase:
+            transaction = two_phase.begin_twophase()
+            enqueue(two_phase, "send")
+            transaction.prepare()
+            transaction.commit()
     assert len(all_jobs(connection)) == 4
 
 
@@ -366,7 +364,7 @@ def test_every_operation_follows_a_schema_translate_map(
     listener = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
     with listener, Session(engine) as session:
         presence.listen(listener, presence.channel_name(listener, tables))
-        session.execute(presence.sleep(tables), {"queues": ["q"], "seconds": 60.0, "enough": 30.0})
+        listener.execute(presence.open_gates(tables), {"queues": ["q"]})
         first = enqueue(session, "send", queue="q", unique_key="a", tables=tables)
         session.commit()
         same = enqueue(

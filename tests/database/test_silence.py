@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 from sa_jobs import JobContext, Jobs, Worker
 from sa_jobs.worker.answers import CUT_FACTOR, LONGEST_PERIOD_SECONDS, can_cancel
 from sa_jobs.worker.worker import DEFAULT_ANSWER_SECONDS, DEFAULT_LEASE_SECONDS, PROBE_FACTOR
+from tests.support.gates import wait_until_asleep
 from tests.support.looking import failures, job, status, wait_until_done
 from tests.support.proxy import Proxy
 from tests.support.running import SHORT, RunningWorker, running
@@ -45,14 +46,6 @@ def through(proxy: Proxy) -> Iterator[Engine]:
 def add(engine: Engine, jobs: Jobs, handler: str, **payload: Any) -> int:
     with Session(engine) as session, session.begin():
         return jobs.enqueue(session, handler, payload).id
-
-
-def wait_until_asleep(engine: Engine) -> None:
-    def asleep() -> bool:
-        with engine.connect() as connection:
-            return bool(connection.execute(text("SELECT count(*) FROM sa_jobs_sleepers")).scalar())
-
-    wait_until(asleep, "the worker sleeps")
 
 
 def test_a_silent_listener_is_replaced_within_the_bound(

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from sqlalchemy import Connection, Engine, MetaData, create_engine, func, insert, text
+from sqlalchemy import Connection, Engine, MetaData, create_engine, func, text
 from sqlalchemy.engine import make_url
 from sqlalchemy.orm import Session
 
@@ -16,6 +16,7 @@ from sa_jobs import attach, cancel, claims, enqueue, enqueue_many, presence, ret
 from sa_jobs.claims import Settled
 from sa_jobs.models import DEFAULT_TABLES, Tables
 from sa_jobs.outcome import Released
+from tests.support.gates import gates_held_open
 from tests.support.jobs import add, all_jobs, change, claim
 
 Heard = Callable[[], list[str]]
@@ -23,15 +24,6 @@ Heard = Callable[[], list[str]]
 
 def hash_of(queue: str) -> str:
     return hashlib.sha256(queue.encode()).hexdigest()[:16]
-
-
-def sleep(connection: Connection, *queues: str, seconds: float = 60.0) -> None:
-    """Announce that a worker sleeps on these queues."""
-    connection.execute(
-        presence.sleep(DEFAULT_TABLES),
-        {"queues": list(queues), "seconds": seconds, "enough": seconds / 2},
-    )
-    connection.commit()
 
 
 def listening(database_url: str, channel: str) -> Iterator[Heard]:
@@ -69,8 +61,9 @@ def heard(database_url: str, connection: Connection) -> Iterator[Heard]:
 
 
 @pytest.fixture
-def asleep(connection: Connection) -> None:
-    sleep(connection, "default", "mail")
+def asleep(database_url: str) -> Iterator[None]:
+    with gates_held_open(database_url, "default", "mail"):
+        yield
 
 
 def test_a_commit_wakes_a_sleeping_worker(
@@ -107,12 +100,58 @@ def test_plain_sql_wakes_too(connection: Connection, asleep: None, heard: Heard)
     assert heard() == [hash_of("mail")]
 
 
-def test_nobody_is_woken_where_nobody_sleeps(connection: Connection, heard: Heard) -> None:
-    sleep(connection, "mail")
-    sleep(connection, "default", seconds=-1.0)
-    enqueue(connection, "send")
-    connection.commit()
+def test_nobody_is_woken_where_nobody_sleeps(
+    connection: Connection, database_url: str, heard: Heard
+) -> None:
+    with gates_held_open(database_url, "default"):
+        pass
+    with gates_held_open(database_url, "mail"):
+        enqueue(connection, "send")
+        connection.commit()
     assert heard() == []
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_transaction_with_an_old_snapshot_wakes_who_fell_asleep_since(
+    engine: Engine, database_url: str, heard: Heard, level: str
+) -> None:
+    with engine.connect().execution_options(isolation_level=level) as host:
+        host.execute(text("SELECT count(*) FROM sa_jobs")).all()
+        with gates_held_open(database_url, "default"):
+            enqueue(host, "send")
+            host.commit()
+            assert heard() == [hash_of("default")]
+
+
+def test_an_open_transaction_keeps_nobody_from_falling_asleep(
+    engine: Engine, connection: Connection, database_url: str, heard: Heard
+) -> None:
+    with engine.connect() as host:
+        enqueue(host, "send")
+        with gates_held_open(database_url, "default"):
+            enqueue(connection, "send")
+            connection.commit()
+            assert heard() == [hash_of("default")]
+        host.rollback()
+
+
+def test_of_two_who_sleep_on_a_queue_one_holds_its_gate(
+    engine: Engine, connection: Connection, database_url: str, heard: Heard
+) -> None:
+    autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
+    opening = presence.open_gates(DEFAULT_TABLES)
+    with autocommit.connect() as other:
+        with gates_held_open(database_url, "mail"):
+            for _ in range(2):
+                found = other.execute(opening, {"queues": ["mail", "default"]})
+                assert sorted(map(tuple, found)) == [("default", "self"), ("mail", "other")]
+        other.execute(presence.shut_gates())
+        enqueue(connection, "send")
+        enqueue(connection, "send", queue="mail")
+        connection.commit()
+        assert heard() == []
+        assert tuple(other.execute(opening, {"queues": ["mail"]}).one()) == ("mail", "self")
+        other.execute(presence.shut_gates())
 
 
 def test_work_for_later_wakes_nobody(connection: Connection, asleep: None, heard: Heard) -> None:
@@ -222,26 +261,17 @@ def test_what_does_not_become_ready_wakes_nobody(
     assert heard() == []
 
 
-def test_a_sleeper_is_written_about_once_a_period(connection: Connection) -> None:
-    def versions() -> list[Any]:
-        rows = connection.execute(text("SELECT queue, xmin, asleep_until FROM sa_jobs_sleepers"))
-        return sorted(tuple(row) for row in rows)
-
-    sleep(connection, "mail", "default")
-    before = versions()
-    assert [row[0] for row in before] == ["default", "mail"]
-    sleep(connection, "mail", "default")
-    assert versions() == before
-    sleep(connection, "default", seconds=600.0)
-    assert [row[0] for row in versions() if row not in before] == ["default"]
-
-
 @pytest.mark.parametrize("queue", ["o'x", 'a"b', "a$$b", "a\\b", "é" * 100, "a;--", "%s", "{}"])
-def test_any_name_of_a_queue_is_woken(connection: Connection, heard: Heard, queue: str) -> None:
-    sleep(connection, queue)
-    enqueue(connection, "send", queue=queue)
-    connection.commit()
-    assert heard() == [hash_of(queue)]
+def test_any_name_of_a_queue_is_woken(
+    connection: Connection, database_url: str, heard: Heard, queue: str
+) -> None:
+    with gates_held_open(database_url, queue):
+        enqueue(connection, "send", queue=queue)
+        job_id = add(connection, queue=queue, status="dead")
+        connection.commit()
+        retry(connection, job_id)
+        connection.commit()
+    assert heard() == [hash_of(queue)] * 2
 
 
 def test_two_queues_tables_have_channels_of_their_own(
@@ -253,21 +283,14 @@ def test_two_queues_tables_have_channels_of_their_own(
     channels = [channel_of(connection, tables) for tables in (DEFAULT_TABLES, other)]
     assert len(set(channels)) == 2
     assert all(len(channel) <= 63 for channel in channels)
-    wake_other(connection, other)
-    assert heard() == []
     for heard_there in listening(database_url, channels[1]):
-        wake_other(connection, other)
-        assert heard_there() == [hash_of("default")]
-
-
-def wake_other(connection: Connection, tables: Tables) -> None:
-    connection.execute(
-        insert(tables.sleepers).values(queue="default", asleep_until=func.now() + text("'1 hour'"))
-        if not connection.execute(tables.sleepers.select()).all()
-        else tables.sleepers.update().values(asleep_until=func.now() + text("interval '1 hour'"))
-    )
-    enqueue(connection, "send", tables=tables)
-    connection.commit()
+        with gates_held_open(database_url, "default", tables=other):
+            enqueue(connection, "send", tables=other)
+            connection.commit()
+            assert (heard(), heard_there()) == ([], [hash_of("default")])
+            enqueue(connection, "send")
+            connection.commit()
+            assert (heard(), heard_there()) == ([], [])
 
 
 def test_our_function_runs_as_its_caller_and_looks_nowhere_else(connection: Connection) -> None:
@@ -281,16 +304,16 @@ def test_our_function_runs_as_its_caller_and_looks_nowhere_else(connection: Conn
 
 
 def test_shadows_in_the_callers_search_path_have_no_effect(
-    engine: Engine, connection: Connection, heard: Heard
+    engine: Engine, connection: Connection, asleep: None, heard: Heard
 ) -> None:
-    sleep(connection, "default")
     with engine.connect() as evil:
         evil.execute(text("CREATE SCHEMA evil"))
-        evil.execute(text("CREATE TABLE evil.sa_jobs_sleepers (LIKE sa_jobs_sleepers)"))
-        evil.execute(text("CREATE TEMP TABLE sa_jobs_sleepers (LIKE sa_jobs_sleepers)"))
         evil.execute(text("CREATE TEMP TABLE new_jobs (queue text)"))
         for name, result in (
             ("pg_notify(text, text)", "void"),
+            ("pg_try_advisory_lock_shared(bigint)", "boolean"),
+            ("pg_advisory_unlock_shared(bigint)", "boolean"),
+            ("hashtextextended(text, bigint)", "bigint"),
             ("clock_timestamp()", "timestamptz"),
             ("now()", "timestamptz"),
         ):
@@ -310,15 +333,13 @@ def test_shadows_in_the_callers_search_path_have_no_effect(
     assert [row.status for row in all_jobs(connection)] == ["cancelled", "ready"]
 
 
-def test_a_role_that_may_only_insert_needs_no_more_than_to_read_the_sleepers(
-    engine: Engine, connection: Connection, database_url: str, heard: Heard
+def test_a_role_that_may_only_insert_wakes_too(
+    engine: Engine, connection: Connection, database_url: str, asleep: None, heard: Heard
 ) -> None:
     role = make_url(database_url).database
-    sleep(connection, "default")
     for statement in (
         f"CREATE ROLE {role}",
         f"GRANT SELECT, INSERT ON sa_jobs TO {role}",
-        f"GRANT SELECT ON sa_jobs_sleepers TO {role}",
     ):
         connection.execute(text(statement))
     connection.commit()

@@ -25,6 +25,7 @@ from sa_jobs import (
     fixed,
 )
 from sa_jobs.worker import EXIT_HANDED_BACK, EXIT_RECYCLED
+from tests.support.gates import wait_until_asleep
 from tests.support.looking import failures, job, status, wait_until_done
 from tests.support.postgres import Cluster
 from tests.support.running import SHORT, RunningWorker, constraint, run_all, running
@@ -565,12 +566,8 @@ def test_a_restart_of_the_server_is_survived(
 def test_an_enqueue_wakes_an_idle_worker(engine: Engine, jobs: Jobs) -> None:
     jobs.handler("noop")(lambda: None)
 
-    def sleeps() -> bool:
-        with engine.connect() as connection:
-            return bool(connection.execute(text("SELECT count(*) FROM sa_jobs_sleepers")).scalar())
-
     with running(engine, jobs, poll=60):
-        wait_until(sleeps, "the worker sleeps")
+        wait_until_asleep(engine)
         for _ in range(5):
             (job_id,) = add(engine, jobs, "noop")
             wait_until_done(engine, job_id, seconds=5)

@@ -51,12 +51,16 @@ def listening(url: str, place: Place = DEFAULT) -> Iterator[Callable[[], list[st
         yield heard
 
 
-def sleep_on(engine: Engine, *queues: str, place: Place = DEFAULT, until: str = "1 hour") -> None:
-    with engine.begin() as connection:
+@contextmanager
+def gates_open(url: str, *queues: str, place: Place = DEFAULT) -> Iterator[None]:
+    """Hold the gates of these queues open, as the session of a worker that sleeps."""
+    with psycopg.connect(libpq(url), autocommit=True) as connection:
         for queue in queues:
-            connection.exec_driver_sql(
-                f"INSERT INTO {place.table('_sleepers')} VALUES ('{queue}', now() + '{until}')"
+            connection.execute(
+                "SELECT pg_advisory_lock(hashtextextended(%s, hashtextextended(%s, 0)))",
+                [queue, f"{place.schema or 'public'}.{place.name}"],
             )
+        yield
 
 
 def insert(connection: Connection, place: Place = DEFAULT) -> None:
@@ -64,8 +68,7 @@ def insert(connection: Connection, place: Place = DEFAULT) -> None:
 
 
 def test_an_insert_sends_one_notification_for_the_queue(engine: Engine, database_url: str) -> None:
-    sleep_on(engine, "mail")
-    with listening(database_url) as heard:
+    with gates_open(database_url, "mail"), listening(database_url) as heard:
         with engine.begin() as connection:
             connection.exec_driver_sql(
                 "INSERT INTO sa_jobs (queue, handler)"
@@ -77,8 +80,7 @@ def test_an_insert_sends_one_notification_for_the_queue(engine: Engine, database
 
 
 def test_each_queue_with_a_sleeper_gets_one(engine: Engine, database_url: str) -> None:
-    sleep_on(engine, "mail", "höflich", "idle")
-    with listening(database_url) as heard:
+    with gates_open(database_url, "mail", "höflich", "idle"), listening(database_url) as heard:
         with engine.begin() as connection:
             connection.exec_driver_sql(
                 "INSERT INTO sa_jobs (queue, handler) VALUES"
@@ -88,9 +90,7 @@ def test_each_queue_with_a_sleeper_gets_one(engine: Engine, database_url: str) -
 
 
 def test_nobody_asleep_means_no_notification(engine: Engine, database_url: str) -> None:
-    sleep_on(engine, "other")
-    sleep_on(engine, "mail", until="-1 second")
-    with listening(database_url) as heard:
+    with gates_open(database_url, "other"), listening(database_url) as heard:
         with engine.begin() as connection:
             insert(connection)
         assert heard() == []
@@ -107,8 +107,7 @@ def test_nobody_asleep_means_no_notification(engine: Engine, database_url: str) 
 def test_what_no_worker_could_claim_wakes_none(
     columns: str, values: str, engine: Engine, database_url: str
 ) -> None:
-    sleep_on(engine, "mail")
-    with listening(database_url) as heard:
+    with gates_open(database_url, "mail"), listening(database_url) as heard:
         with engine.begin() as connection:
             connection.exec_driver_sql(
                 f"INSERT INTO sa_jobs (queue, handler, {columns}) VALUES ('mail', 'x', {values})"
@@ -117,8 +116,7 @@ def test_what_no_worker_could_claim_wakes_none(
 
 
 def test_the_setting_switches_it_off(engine: Engine, database_url: str) -> None:
-    sleep_on(engine, "mail")
-    with listening(database_url) as heard:
+    with gates_open(database_url, "mail"), listening(database_url) as heard:
         with engine.begin() as connection:
             connection.exec_driver_sql("SET LOCAL sa_jobs.notify = off")
             insert(connection)
@@ -130,8 +128,7 @@ def test_the_setting_switches_it_off(engine: Engine, database_url: str) -> None:
 
 
 def test_a_rollback_wakes_nobody(engine: Engine, database_url: str) -> None:
-    sleep_on(engine, "mail")
-    with listening(database_url) as heard:
+    with gates_open(database_url, "mail"), listening(database_url) as heard:
         with engine.connect() as connection:
             insert(connection)
             connection.rollback()
@@ -146,9 +143,12 @@ def test_each_queue_of_tables_has_a_channel_of_its_own(empty_database: str) -> N
     create_all(empty_database)
     create_all(empty_database, CUSTOM)
     engine = create_engine(empty_database)
-    sleep_on(engine, "mail")
-    sleep_on(engine, "mail", place=CUSTOM)
-    with listening(empty_database, CUSTOM) as heard, listening(empty_database) as heard_default:
+    with (
+        gates_open(empty_database, "mail"),
+        gates_open(empty_database, "mail", place=CUSTOM),
+        listening(empty_database, CUSTOM) as heard,
+        listening(empty_database) as heard_default,
+    ):
         with engine.begin() as connection:
             insert(connection, CUSTOM)
         assert heard() == [short_hash("mail")]
@@ -161,12 +161,18 @@ def test_each_queue_of_tables_has_a_channel_of_its_own(empty_database: str) -> N
 
 
 def test_no_object_on_the_search_path_stands_in_for_ours(engine: Engine, database_url: str) -> None:
-    sleep_on(engine, "mail")
     with engine.begin() as connection:
         for statement in (
             "CREATE SCHEMA decoy",
             "CREATE TABLE decoy.sa_jobs (id bigint)",
-            "CREATE TABLE decoy.sa_jobs_sleepers (queue text, asleep_until timestamptz)",
+            (
+                "CREATE FUNCTION decoy.pg_try_advisory_lock_shared(bigint) RETURNS boolean"
+                " LANGUAGE sql AS $$ SELECT false $$"
+            ),
+            (
+                "CREATE FUNCTION decoy.hashtextextended(text, bigint) RETURNS bigint"
+                " LANGUAGE sql AS $$ SELECT 1::bigint $$"
+            ),
             (
                 "CREATE FUNCTION decoy.pg_notify(text, text) RETURNS void LANGUAGE plpgsql"
                 " AS $$ BEGIN RAISE 'decoy'; END $$"
@@ -186,27 +192,22 @@ def test_no_object_on_the_search_path_stands_in_for_ours(engine: Engine, databas
             "CREATE OPERATOR decoy.= (LEFTARG = text, RIGHTARG = text, FUNCTION = decoy.never)",
         ):
             connection.exec_driver_sql(statement)
-    with listening(database_url) as heard:
+    with gates_open(database_url, "mail"), listening(database_url) as heard:
         with engine.begin() as connection:
             connection.exec_driver_sql("SET LOCAL search_path TO decoy, pg_catalog, public")
-            connection.exec_driver_sql("CREATE TEMP TABLE sa_jobs_sleepers (queue text)")
             connection.exec_driver_sql("CREATE TEMP TABLE new_jobs (queue text)")
             connection.exec_driver_sql(INSERT.format(jobs="public.sa_jobs"))
         assert heard() == [short_hash("mail")]
 
 
-def test_the_enqueuing_role_needs_no_more_than_select_on_the_sleepers(
-    engine: Engine, database_url: str
-) -> None:
-    sleep_on(engine, "mail")
+def test_the_enqueuing_role_needs_no_more_than_insert(engine: Engine, database_url: str) -> None:
     role = f"sa_jobs_role_{engine.url.database}"[:63]
     with engine.begin() as connection:
         connection.exec_driver_sql(f'CREATE ROLE "{role}"')
     try:
-        with listening(database_url) as heard:
+        with gates_open(database_url, "mail"), listening(database_url) as heard:
             with engine.begin() as connection:
                 connection.exec_driver_sql(f'GRANT INSERT ON sa_jobs TO "{role}"')
-                connection.exec_driver_sql(f'GRANT SELECT ON sa_jobs_sleepers TO "{role}"')
                 connection.exec_driver_sql(f'SET LOCAL ROLE "{role}"')
                 insert(connection)
             assert heard() == [short_hash("mail")]

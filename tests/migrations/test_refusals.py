@@ -78,7 +78,7 @@ def test_a_revision_in_autocommit_changes_nothing(
         ("CREATE TABLE sa_jobs_step (own int)", "sa_jobs_step"),
         ("CREATE TABLE sa_jobs_archive (own int)", "sa_jobs_archive"),
         ("CREATE VIEW sa_jobs_queues AS SELECT 1 AS own", "sa_jobs_queues"),
-        ("CREATE TYPE sa_jobs_sleepers AS (own int)", "sa_jobs_sleepers"),
+        ("CREATE TYPE sa_jobs_schedules AS (own int)", "sa_jobs_schedules"),
         (
             "CREATE FUNCTION sa_jobs_notify() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN END'",
             "sa_jobs_notify",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import hot_functions, peers, quantiles, report, table
-from benchmarks.figures import Figure, Result, Target
+from benchmarks.figures import Curve, Figure, Result, Target
 from benchmarks.rows import ROWS
 
 
@@ -140,10 +140,11 @@ def test_without_our_own_run_there_is_no_figure() -> None:
 def test_the_report_goes_between_its_marks(tmp_path: Path) -> None:
     page = tmp_path / report.PAGE
     page.write_text(f"# Before\n\n{report.BEGIN}\n\nold\n\n{report.END}\n\n## After\n")
-    measured = report.Report("18.6")
+    measured = report.Report()
     measured.results["drain"] = Result([Figure("drain", 45_000.0, "jobs/s")], ["a note"])
+    measured.on["drain"] = report.machine("18.6")
     measured.failures["storage"] = "OSError: the disk is full"
-    body = report.markdown(measured, [], {"plot.svg": "A plot"})
+    body = report.markdown(measured, {"plot.svg": "A plot"})
     report.write_page(page, body)
     text = page.read_text()
     assert text.startswith(f"# Before\n\n{report.BEGIN}\n\nMeasured on ")
@@ -160,6 +161,30 @@ def test_the_report_goes_between_its_marks(tmp_path: Path) -> None:
         assert part in text
     report.write_page(page, body)
     assert page.read_text() == text
+
+
+def test_rows_that_were_measured_one_by_one_stand_in_one_report(tmp_path: Path) -> None:
+    measured = report.Report()
+    target = Target("<=", 1.0, "value")
+    curves = [Curve("claims", [(1.0, 0.5), (2.0, 0.5)])]
+    measured.results["storage"] = Result([Figure("size", 400.0, "B", target=target)])
+    measured.results["drain"] = Result([Figure("drain", 45e3, "jobs/s", "L4", 72e3)], ["x"], curves)
+    measured.on = {"storage": "There and then.", "drain": "Here and now."}
+    measured.failures["priority"] = "OSError: the disk is full"
+    measured.peers = list(peers.DATED[:2])
+    measured.keep(tmp_path)
+    kept = report.Report.kept(tmp_path)
+    assert kept == measured
+    text = report.markdown(kept, {})
+    assert text.startswith("`drain`: Here and now.\n\n`storage`: There and then.\n\n")
+    assert text.index("| drain |") < text.index("| size |")
+
+
+def test_nothing_is_kept_of_rows_that_are_gone(tmp_path: Path) -> None:
+    measured = report.Report({"gone": Result([])}, {"lost": "why"}, {"gone": "where"})
+    measured.keep(tmp_path)
+    assert report.Report.kept(tmp_path) == report.Report()
+    assert report.Report.kept(tmp_path / "elsewhere") == report.Report()
 
 
 def test_the_page_has_the_marks() -> None:

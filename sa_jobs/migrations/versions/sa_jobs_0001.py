@@ -16,18 +16,17 @@ STEP = Step(
     phase="expand",
     min_client="0.1.0",
     released_in="0.1.0",
-    summary="Create the jobs, their failures, the workers, the sleepers and the step marker.",
+    summary="Create the jobs, their failures, the workers and the step marker.",
 )
 
 
 @applies(STEP)
 def upgrade(target: Target) -> None:
-    """Create the five tables, the indexes, and the trigger that wakes workers."""
+    """Create the four tables, the indexes, and the trigger that wakes workers."""
     target.ensure_schema()
     _create_jobs(target)
     _create_failures(target)
     _create_workers(target)
-    _create_sleepers(target)
     _create_step(target)
     _create_notify(target)
 
@@ -35,7 +34,7 @@ def upgrade(target: Target) -> None:
 @undoes(STEP)
 def downgrade(target: Target) -> None:
     """Drop the tables and the function."""
-    target.drop_tables("_failures", "", "_workers", "_sleepers", "_step")
+    target.drop_tables("_failures", "", "_workers", "_step")
     target.run(f"DROP FUNCTION {target.table('_notify')}()")
 
 
@@ -79,7 +78,7 @@ CREATE TABLE {jobs} (
 CREATE INDEX "{name}_ready_idx" ON {jobs} (queue, priority DESC, run_at, id)
 WHERE status = 'ready'""")
     target.run(f"""\
-CREATE INDEX "{name}_running_idx" ON {jobs} (locked_by, id)
+CREATE INDEX "{name}_running_idx" ON {jobs} (locked_by)
 WHERE status = 'running'""")
     target.run(f"""\
 CREATE INDEX "{name}_dead_idx" ON {jobs} (finished_at)
@@ -142,15 +141,6 @@ CREATE TABLE {target.table("_workers")} (
 )""")
 
 
-def _create_sleepers(target: Target) -> None:
-    target.run(f"""\
-CREATE TABLE {target.table("_sleepers")} (
-    queue text NOT NULL,
-    asleep_until timestamp with time zone NOT NULL,
-    CONSTRAINT "{target.name}_sleepers_pkey" PRIMARY KEY (queue)
-)""")
-
-
 def _create_step(target: Target) -> None:
     target.run(f"""\
 CREATE TABLE {target.table("_step")} (
@@ -161,40 +151,41 @@ CREATE TABLE {target.table("_step")} (
 
 
 def _create_notify(target: Target) -> None:
-    # The body names every object with its schema, and the search path is pinned with pg_temp
-    # last, so that no object of the inserting role can stand in for one of ours. In a script,
-    # the schema may be known only when it runs.
+    # The search path is pinned with pg_temp last, so that no object of the inserting role can
+    # stand in for one of ours. In a script, the schema may be known only when it runs.
     name = target.name
     place = f"'{target.schema}'" if target.schema else "current_schema()"
     target.run(f"""\
 DO $do$
 DECLARE
-    place text := {place};
-    channel text := 'sa_jobs_' || left(
-        encode(sha256(convert_to(place || '.{name}', 'UTF8')), 'hex'), 16);
+    schema_name text := {place};
+    place text := schema_name || '.{name}';
+    channel text := 'sa_jobs_' || left(encode(sha256(convert_to(place, 'UTF8')), 'hex'), 16);
 BEGIN
-    EXECUTE replace(replace($create$
+    EXECUTE replace(replace(replace($create$
 CREATE FUNCTION @schema@."{name}_notify"() RETURNS trigger
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $function$
 BEGIN
     IF coalesce(current_setting('sa_jobs.notify', true), '') <> 'off' THEN
-        PERFORM pg_notify(@channel@, sleeping.queue_hash)
+        PERFORM pg_notify(@channel@, left(
+            encode(sha256(convert_to(due.queue, 'UTF8')), 'hex'), 16))
         FROM (
-            SELECT DISTINCT left(
-                encode(sha256(convert_to(sleeper.queue, 'UTF8')), 'hex'), 16) AS queue_hash
+            SELECT DISTINCT new_jobs.queue,
+                hashtextextended(new_jobs.queue, hashtextextended(@place@, 0)) AS gate
             FROM new_jobs
-            JOIN @schema@."{name}_sleepers" AS sleeper ON sleeper.queue = new_jobs.queue
             WHERE new_jobs.status = 'ready'
             AND new_jobs.run_at <= clock_timestamp()
-            AND sleeper.asleep_until > clock_timestamp()
-        ) AS sleeping;
+        ) AS due
+        WHERE CASE WHEN pg_try_advisory_lock_shared(due.gate)
+            THEN NOT pg_advisory_unlock_shared(due.gate) ELSE true END;
     END IF;
     RETURN NULL;
 END
 $function$
-$create$, '@schema@', quote_ident(place)), '@channel@', quote_literal(channel));
+$create$, '@schema@', quote_ident(schema_name)), '@channel@', quote_literal(channel)),
+        '@place@', quote_literal(place));
 END
 $do$""")
     target.run(f"""\

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, overload
 
 from sqlalchemy import SelectBase
@@ -99,7 +99,8 @@ class Jobs:
     ) -> Any:
         """Register the decorated function under `name` (default: its own), and return it as it is.
 
-        Its parameters are the payload's keys. Parameters annotated `JobContext`, `Session` or, in
+        Its parameters are the payload's keys, and their annotations say which values the payload
+        holds. Parameters annotated `JobContext`, `Session` or, in
         a coroutine, `AsyncSession` are filled by the worker. With a session the handler is
         transactional: that session's commit is also the job's finish.
 
@@ -212,10 +213,14 @@ class Jobs:
         """Add a job as `sa_jobs.enqueue` does; the handler's policy fills what is left out.
 
         Also checks that the handler is registered and that the payload fits its signature, before
-        any SQL: raises UnknownHandlerError or InvalidJobError.
+        any SQL: raises UnknownHandlerError, InvalidJobError or InvalidJobTypeError. The payload may
+        hold what the parameters are annotated with, such as dataclasses and datetimes: see
+        docs/payloads.md.
         """
         registered = self[handler]
         registered.signature.check_keys(registered.name, _keys(payload))
+        if registered.signature.types is not None and isinstance(payload, Mapping):
+            payload = registered.signature.types.encode(payload)
         return enqueue(
             session,
             registered.name,
@@ -248,9 +253,13 @@ class Jobs:
         """Add many jobs as `sa_jobs.enqueue_many` does, by the handler's policy, checked first."""
         registered = self[handler]
         rows = list(payloads)
+        types = registered.signature.types
         for position, row in enumerate(rows):
             payload = row.payload if isinstance(row, Row) else row
             registered.signature.check_keys(f"{registered.name}, row {position}", _keys(payload))
+            if types is not None and isinstance(payload, Mapping):
+                payload = types.encode(payload, f", row {position}")
+                rows[position] = replace(row, payload=payload) if isinstance(row, Row) else payload
         return enqueue_many(
             session,
             registered.name,

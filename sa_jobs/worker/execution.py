@@ -121,8 +121,7 @@ class Execution:
 
     def _arguments(self, running: Running) -> dict[str, Any]:
         signature = running.handler.signature
-        arguments = running.job.payload
-        signature.check_keys(running.handler.name, arguments)
+        arguments = signature.arguments(running.job)
         if signature.context is not None:
             arguments[signature.context] = running.context
         return arguments

@@ -25,6 +25,7 @@ LAYERS = (
         "presence",
         "context",
         "outcome",
+        "payloads",
         "signatures",
     ),
     ("claims", "enqueue", "handlers", "lookup", "migrations", "retention", "stats"),

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session, scoped_session
 from sa_jobs.context import ClaimedJob, JobContext
 from sa_jobs.errors import HandlerError, InvalidJobError, InvalidJobTypeError, PayloadMisfitError
 from sa_jobs.payloads import Parameter, PayloadTypes
+from sa_jobs.payloads.misfit import listed
 
 # Annotations that exist for the type checker only can be told by name alone.
 _BY_NAME = {"JobContext": "context", "Session": "session", "AsyncSession": "async_session"}
@@ -48,7 +49,7 @@ class Signature:
         if not (missing or extra or injected):
             return
         problems = [
-            f"{what} {', '.join(sorted(map(repr, names)))}"
+            f"{what} {listed(sorted(names, key=str))}"
             for what, names in (("lacks", missing), ("has", extra | injected))
             if names
         ]

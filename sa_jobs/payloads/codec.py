@@ -8,13 +8,11 @@ from typing import Any
 
 import msgspec
 
-from sa_jobs.errors import InvalidJobError, InvalidJobTypeError
-from sa_jobs.payloads.comparison import at_key, difference, field_names, type_name
-from sa_jobs.payloads.problems import cut, problem
+from sa_jobs.payloads.comparison import difference, field_names
+from sa_jobs.payloads.misfit import TOO_DEEP, Misfit, at_key, type_name
+from sa_jobs.payloads.problems import problem
 from sa_jobs.payloads.pydantic_models import from_json, is_model, to_json
 from sa_jobs.payloads.supported import has_tuples
-
-_TOO_DEEP = "is nested too deep, or contains itself"
 
 
 class Codec:
@@ -27,54 +25,55 @@ class Codec:
 
     def encode(self, value: Any, path: str) -> Any:
         """Return a value as JSON values, or raise InvalidJobError or InvalidJobTypeError."""
+        plain, misfit = self._encoded(value)
+        # Not while the converters' errors are at hand, which may hold the value.
+        if misfit is not None:
+            raise misfit.error(path)
+        return plain
+
+    def decode(self, text: msgspec.Raw, plain: Any, path: str) -> Any:
+        """Return the value of JSON text, or raise InvalidJobError or InvalidJobTypeError.
+
+        From the text, so that a Decimal has the digits of a JSON number. `plain` is the same text
+        as JSON values.
+        """
+        value, misfit = self._decoded(text, plain)
+        if misfit is not None:
+            raise misfit.error(path)
+        return value
+
+    def _encoded(self, value: Any) -> tuple[Any, Misfit | None]:
         try:
             plain = msgspec.to_builtins(value, str_keys=True, enc_hook=to_json)
             if self._has_tuples:
                 plain = _without_tuples(plain)
         except RecursionError:
-            raise InvalidJobError(f"{cut(path)}: {_TOO_DEEP}") from None
+            return None, TOO_DEEP
         except Exception:
-            raise _not_json(value, path) from None
+            return None, _not_json(value)
         try:
             back = msgspec.convert(
                 plain, self._type, strict=True, str_keys=True, dec_hook=from_json
             )
-            found = difference(value, back)
+            return plain, difference(value, back)
         except RecursionError:
-            raise InvalidJobError(f"{cut(path)}: {_TOO_DEEP}") from None
+            return None, TOO_DEEP
         except Exception as error:
-            raise _refused(*problem(error), path) from None
-        if found is not None:
-            raise _refused(*found, path)
-        return plain
+            return None, problem(error)
 
-    def decode(self, text: msgspec.Raw, plain: Any, path: str) -> Any:
-        """Return the value of JSON text, or raise InvalidJobError if it does not fit the type.
-
-        From the text, so that a Decimal has the digits of a JSON number. `plain` is the same text
-        as JSON values.
-        """
+    def _decoded(self, text: msgspec.Raw, plain: Any) -> tuple[Any, Misfit | None]:
         try:
             value = self._decoder.decode(text)
-            found = difference(plain, value, stored=True)
+            return value, difference(plain, value, stored=True)
         except RecursionError:
-            raise InvalidJobError(f"{cut(path)}: {_TOO_DEEP}") from None
+            return None, TOO_DEEP
         except Exception as error:
-            raise _refused(*problem(error), path) from None
-        if found is not None:
-            raise _refused(*found, path)
-        return value
+            return None, problem(error)
 
 
-def _refused(
-    reason: str, of_type: bool, place: str, path: str
-) -> InvalidJobError | InvalidJobTypeError:
-    kind = InvalidJobTypeError if of_type else InvalidJobError
-    return kind(f"{cut(path + place)}: {reason}")
-
-
-def _not_json(value: Any, path: str) -> InvalidJobTypeError:
-    """Return the error for a value that has no form in JSON, with the place in it."""
+def _not_json(value: Any) -> Misfit:
+    """Return where in a value is what has no form in JSON."""
+    path = ""
     while True:
         for place, member in _members(value, path):
             try:
@@ -90,7 +89,7 @@ def _not_json(value: Any, path: str) -> InvalidJobTypeError:
         reason = f"the model {type(value).__qualname__} cannot be written as JSON"
     else:
         reason = f"{type_name(value)} is not a type that a payload can hold"
-    return InvalidJobTypeError(f"{cut(path)}: {reason}")
+    return Misfit(reason, True, path)
 
 
 def _members(value: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -7,33 +7,18 @@ import datetime as dt
 import functools
 from collections.abc import Callable, Iterable
 from decimal import Decimal
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
+from sa_jobs.payloads.misfit import Misfit, at_key, listed, type_name
 from sa_jobs.payloads.pydantic_models import is_model
 
-_SHOWN_NAMES = 3
-_LONGEST_NAME = 40
+Check = Callable[[Any, Any, bool], "Misfit | None"]
+_OTHER_VALUE = Misfit("would come back as another value")
 
 
-class Difference(NamedTuple):
-    """Where a value differs from what comes back, and how; `of_type` if by its type."""
-
-    reason: str
-    of_type: bool = False
-    path: str = ""
-
-    def below(self, part: str) -> Difference:
-        """Return the same as seen from one level farther up."""
-        return self._replace(path=part + self.path)
-
-
-Check = Callable[[Any, Any, bool], "Difference | None"]
-_OTHER_VALUE = Difference("would come back as another value")
-
-
-def difference(given: Any, back: Any, *, stored: bool = False) -> Difference | None:
+def difference(given: Any, back: Any, *, stored: bool = False) -> Misfit | None:
     """Return the first difference that matters between a value and what came back of it, or None.
 
     A value may be given as JSON where the annotation makes something else of it: text for a UUID, a
@@ -66,20 +51,20 @@ def field_names(kind: Any) -> dict[str, str] | None:
     return None
 
 
-def _of_json(given: Any, back: Any, stored: bool) -> Difference | None:
+def _of_json(given: Any, back: Any, stored: bool) -> Misfit | None:
     if type(given) is not type(back):
         return _other_type(given, back)
     return None if given == back else _OTHER_VALUE
 
 
-def _of_float(given: Any, back: float, stored: bool) -> Difference | None:
+def _of_float(given: Any, back: float, stored: bool) -> Misfit | None:
     if type(given) not in (float, int):
         return _other_type(given, back)
     # NaN is refused where the JSON is written, and named there.
     return None if given == back or given != given else _OTHER_VALUE
 
 
-def _of_dict(given: Any, back: dict[Any, Any], stored: bool) -> Difference | None:
+def _of_dict(given: Any, back: dict[Any, Any], stored: bool) -> Misfit | None:
     if type(given) is not dict:
         return _other_type(given, back)
     if len(given) != len(back):
@@ -97,7 +82,7 @@ def _of_dict(given: Any, back: dict[Any, Any], stored: bool) -> Difference | Non
     return None
 
 
-def _of_sequence(given: Any, back: Any, stored: bool) -> Difference | None:
+def _of_sequence(given: Any, back: Any, stored: bool) -> Misfit | None:
     if type(given) is not type(back) and type(given) is not list:
         return _other_type(given, back)
     if len(given) != len(back):
@@ -109,7 +94,7 @@ def _of_sequence(given: Any, back: Any, stored: bool) -> Difference | None:
     return None
 
 
-def _of_set(given: Any, back: Any, stored: bool) -> Difference | None:
+def _of_set(given: Any, back: Any, stored: bool) -> Misfit | None:
     if type(given) is type(back):
         if given != back:
             return _OTHER_VALUE
@@ -119,10 +104,10 @@ def _of_set(given: Any, back: Any, stored: bool) -> Difference | None:
         return next(filter(None, found), None)
     if type(given) is not list:
         return _other_type(given, back)
-    return None if len(given) == len(back) else Difference("holds the same member twice")
+    return None if len(given) == len(back) else Misfit("holds the same member twice")
 
 
-def _of_object(names: dict[str, str], given: Any, back: Any, stored: bool) -> Difference | None:
+def _of_object(names: dict[str, str], given: Any, back: Any, stored: bool) -> Misfit | None:
     if type(given) is type(back):
         for name in names.values():
             back_value = getattr(back, name, None)
@@ -147,20 +132,20 @@ def _of_object(names: dict[str, str], given: Any, back: Any, stored: bool) -> Di
     return None
 
 
-def _of_model(given: Any, back: Any, stored: bool) -> Difference | None:
+def _of_model(given: Any, back: Any, stored: bool) -> Misfit | None:
     if type(given) is type(back):
         return None if given == back else _OTHER_VALUE
     # What a model makes of JSON, and which keys it drops, is its own affair.
     return _other_type(given, back) if is_model(type(given)) else None
 
 
-def _of_leaf(given: Any, back: Any, stored: bool) -> Difference | None:
+def _of_leaf(given: Any, back: Any, stored: bool) -> Misfit | None:
     if type(given) is type(back):
         return None if given == back else _OTHER_VALUE
     return None if type(given) in (str, int) else _other_type(given, back)
 
 
-def _of_decimal(given: Any, back: Decimal, stored: bool) -> Difference | None:
+def _of_decimal(given: Any, back: Decimal, stored: bool) -> Misfit | None:
     if type(given) is Decimal:
         return None if given.as_tuple() == back.as_tuple() else _OTHER_VALUE
     # A float is no exact decimal; a number in the database is.
@@ -168,7 +153,7 @@ def _of_decimal(given: Any, back: Decimal, stored: bool) -> Difference | None:
     return None if taken else _other_type(given, back)
 
 
-def _of_time(given: Any, back: Any, stored: bool) -> Difference | None:
+def _of_time(given: Any, back: Any, stored: bool) -> Misfit | None:
     if type(given) is not type(back):
         return None if type(given) is str else _other_type(given, back)
     offset = given.utcoffset()
@@ -189,40 +174,15 @@ _CHECKS: dict[Any, Check] = {
 }
 
 
-def at_key(key: Any) -> str:
-    """Return the part of a path that leads to a key: by name if it looks like one.
-
-    Any other key may be somebody's data.
-    """
-    return f".{key}" if _is_name(key) else "[...]"
-
-
-def type_name(value: Any) -> str:
-    """Return how an error calls the type of a value."""
-    kind = type(value)
-    if kind.__module__ == "builtins":
-        return kind.__qualname__
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _is_name(key: Any) -> bool:
-    return isinstance(key, str) and key.isidentifier() and len(key) <= _LONGEST_NAME
-
-
-def _other_type(given: Any, back: Any) -> Difference:
+def _other_type(given: Any, back: Any) -> Misfit:
     reason = f"{type_name(given)} would come back as {type_name(back)}"
-    return Difference(reason, of_type=True)
+    return Misfit(reason, of_type=True)
 
 
-def _of_key(given: Any, back: Any) -> Difference:
+def _of_key(given: Any, back: Any) -> Misfit:
     reason = f"has a key of type {type_name(given)}, which would come back as {type_name(back)}"
-    return Difference(reason, of_type=True)
+    return Misfit(reason, of_type=True)
 
 
-def _surplus(keys: Iterable[Any]) -> Difference:
-    surplus = list(keys)
-    names = [repr(key) for key in surplus[:_SHOWN_NAMES] if _is_name(key)]
-    others = len(surplus) - len(names)
-    if others:
-        names.append(f"{others} more" if names else f"{others}")
-    return Difference(f"has keys that its type does not have: {' and '.join(names)}")
+def _surplus(keys: Iterable[Any]) -> Misfit:
+    return Misfit(f"has keys that its type does not have: {listed(list(keys))}")

@@ -44,6 +44,8 @@ _INSTEAD = {
     "Iterable": "use list or Sequence",
 }
 
+_MAPPED = "is a mapped class: pass its id, and load it in the handler"
+
 Refusal = tuple[str, str]
 
 
@@ -104,6 +106,8 @@ def _members(member: Any, path: str) -> Iterator[tuple[str, inspect.Type]]:
 def _reason(member: Any) -> str | None:
     if isinstance(member, inspect.CustomType):
         kind: Any = member.cls
+        if hasattr(kind, "__mapper__"):
+            return f"{_name(kind)} {_MAPPED}"
         if kind is object or is_model(kind):
             return None
         return f"{_name(kind)} {_way_out(kind)}"
@@ -119,7 +123,9 @@ def _reason(member: Any) -> str | None:
     if isinstance(member, inspect.DataclassType):
         kind = typing.get_origin(member.cls) or member.cls
         if hasattr(kind, "__mapper__"):
-            return f"{_name(kind)} is a mapped class: pass its id, and load it in the handler"
+            return f"{_name(kind)} {_MAPPED}"
+        if hasattr(kind, "__pydantic_validator__"):
+            return f"{_name(kind)} is a dataclass of pydantic's: use a model, or a plain dataclass"
         if not dataclasses.is_dataclass(kind):
             return f"{_name(kind)} {_way_out(kind)}"
         return None

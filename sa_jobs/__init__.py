@@ -2,17 +2,10 @@
 
 from sa_jobs.backoff import equal_jitter, exponential, fixed, full_jitter
 from sa_jobs.context import ClaimedJob, JobContext
-from sa_jobs.enqueue import (
-    Enqueued,
-    Row,
-    cancel,
-    enqueue,
-    enqueue_from_select,
-    enqueue_many,
-    retry,
-)
+from sa_jobs.enqueue import cancel, enqueue, enqueue_from_select, enqueue_many, retry
 from sa_jobs.errors import (
     AttachError,
+    AutocommitWarning,
     DuplicateJobError,
     EnqueueRaceError,
     HandlerError,
@@ -30,6 +23,8 @@ from sa_jobs.errors import (
     WorkerOptionError,
 )
 from sa_jobs.handlers import Jobs
+from sa_jobs.inserts import Enqueued
+from sa_jobs.job_options import Row
 from sa_jobs.models import Tables, attach
 from sa_jobs.outcome import Discard, Retry, Snooze
 from sa_jobs.worker import Worker
@@ -38,6 +33,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AttachError",
+    "AutocommitWarning",
     "ClaimedJob",
     "Discard",
     "DuplicateJobError",

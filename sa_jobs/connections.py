@@ -10,12 +10,14 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
-from sqlalchemy import update
-from sqlalchemy.engine import Connection
+from sqlalchemy import func, select, update
+from sqlalchemy.engine import Connection, TwoPhaseTransaction
 from sqlalchemy.orm import Session, scoped_session
 
+from sa_jobs.autocommit import warn_if_autocommit
 from sa_jobs.models import Tables
 
 if TYPE_CHECKING:
@@ -85,13 +87,36 @@ def connection_of(caller: Any, tables: Tables) -> Connection:
         return caller
     if isinstance(caller, (Session, scoped_session)):
         caller.flush()
-        return caller.connection(
-            bind_arguments={"mapper": tables.Job.__mapper__, "clause": update(tables.jobs)}  # type: ignore[attr-defined]
-        )
+        # A copy, since sessions add to it.
+        return caller.connection(bind_arguments=dict(_bind_arguments(tables)))
     raise TypeError(
         "expected a Session, scoped_session or Connection (or their asynchronous kinds), "
         f"not {type(caller).__name__}"
     )
+
+
+def writable(caller: Any, tables: Tables) -> Connection:
+    """Return the connection as `connection_of` does, for a call that may notify workers."""
+    connection = connection_of(caller, tables)
+    if connection.dialect.name == "postgresql" and (
+        getattr(caller, "twophase", False)
+        or isinstance(connection.get_transaction(), TwoPhaseTransaction)
+    ):
+        # PREPARE TRANSACTION fails in a transaction that has notified.
+        connection.execute(select(func.set_config("sa_jobs.notify", "off", True)))
+    return connection
+
+
+def for_enqueue(caller: Any, tables: Tables) -> Connection:
+    """Return the connection as `writable` does, and warn if it is in autocommit mode."""
+    connection = writable(caller, tables)
+    warn_if_autocommit(connection)
+    return connection
+
+
+@lru_cache(maxsize=64)
+def _bind_arguments(tables: Tables) -> dict[str, Any]:
+    return {"mapper": tables.Job.__mapper__, "clause": update(tables.jobs)}  # type: ignore[attr-defined]
 
 
 def _run_sync(caller: Any) -> Callable[..., Any] | None:

@@ -1,4 +1,4 @@
-"""Every exception that sa-jobs raises on purpose."""
+"""Every exception that sa-jobs raises on purpose, and its warning."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ class PayloadMisfitError(SaJobsError, ValueError):
 
     The attempt failed before the handler was called. The text says where and why, without values.
     """
+
+
+class AutocommitWarning(UserWarning):
+    """A job was enqueued on a connection in AUTOCOMMIT mode, which commits it at once, alone."""
 
 
 class UnknownHandlerError(SaJobsError, LookupError):

@@ -5,34 +5,37 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
+from msgspec import structs
 from sqlalchemy import SelectBase
 
 from sa_jobs import limits
 from sa_jobs.backoff import DEFAULT_BACKOFF, Backoff
 from sa_jobs.connections import Caller, operation_method
 from sa_jobs.enqueue import (
-    DEFAULT_MAX_ATTEMPTS,
-    DEFAULT_QUEUE,
     Cancelled,
-    Delay,
-    Enqueued,
-    HandlerName,
-    OnConflict,
-    Payload,
     Retried,
-    Row,
     cancel,
     enqueue,
     enqueue_from_select,
     enqueue_many,
-    payload_columns,
     retry,
 )
 from sa_jobs.errors import HandlerError, InvalidJobError, UnknownHandlerError
+from sa_jobs.inserts import Enqueued
+from sa_jobs.job_options import (
+    DEFAULT_MAX_ATTEMPTS,
+    DEFAULT_QUEUE,
+    Delay,
+    HandlerName,
+    OnConflict,
+    Payload,
+    Row,
+)
 from sa_jobs.models import DEFAULT_TABLES, Tables
+from sa_jobs.select_columns import payload_columns
 from sa_jobs.signatures import Signature, read_signature
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -249,6 +252,7 @@ class Jobs:
         delay: Delay | None = None,
         max_attempts: int | None = None,
         tenant: str | None = None,
+        on_conflict: OnConflict = "existing",
     ) -> list[Enqueued]:
         """Add many jobs as `sa_jobs.enqueue_many` does, by the handler's policy, checked first."""
         registered = self[handler]
@@ -259,7 +263,7 @@ class Jobs:
             registered.signature.check_keys(f"{registered.name}, row {position}", _keys(payload))
             if types is not None and isinstance(payload, Mapping):
                 payload = types.encode(payload, f", row {position}")
-                rows[position] = replace(row, payload=payload) if isinstance(row, Row) else payload
+                rows[position] = _with_payload(row, payload)
         return enqueue_many(
             session,
             registered.name,
@@ -268,6 +272,7 @@ class Jobs:
             run_at=run_at,
             delay=delay,
             tenant=tenant,
+            on_conflict=on_conflict,
             max_payload_bytes=self.max_payload_bytes,
             tables=self.tables,
         )
@@ -329,6 +334,10 @@ class Jobs:
             "priority": handler.priority if priority is None else priority,
             "max_attempts": handler.max_attempts if max_attempts is None else max_attempts,
         }
+
+
+def _with_payload(element: Payload | Row | None, payload: Payload) -> Payload | Row:
+    return structs.replace(element, payload=payload) if isinstance(element, Row) else payload
 
 
 def _keys(payload: Any) -> Iterable[str]:

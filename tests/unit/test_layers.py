@@ -20,6 +20,7 @@ LAYERS = (
     (
         "expressions",
         "poolers",
+        "autocommit",
         "connections",
         "statements",
         "presence",
@@ -28,6 +29,7 @@ LAYERS = (
         "payloads",
         "signatures",
     ),
+    ("job_options", "select_columns", "duplicates", "inserts"),
     ("claims", "enqueue", "handlers", "lookup", "migrations", "retention", "stats"),
     ("schedules",),
     ("worker",),
@@ -150,7 +152,10 @@ def test_the_worker_holds_no_sql(path: Path) -> None:
 
 
 def test_an_enqueue_starts_no_threads_and_hooks_into_no_session() -> None:
-    for name in ("connections", "enqueue", "handlers", "statements"):
+    for name in (
+        "autocommit", "connections", "duplicates", "enqueue", "handlers", "inserts",
+        "job_options", "statements",
+    ):  # fmt: skip
         tree = parsed(PACKAGE / f"{name}.py")
         assert not {module for module, _ in imports(tree)} & {"threading", "asyncio", "concurrent"}
         assert "event" not in {name for module, name in imports(tree) if module == "sqlalchemy"}

@@ -38,13 +38,23 @@ _KEYS = (
     inspect.EnumType,
     inspect.LiteralType,
 )
+_CONTAINERS = (
+    inspect.Metadata,
+    inspect.UnionType,
+    inspect.ListType,
+    inspect.SetType,
+    inspect.FrozenSetType,
+    inspect.TupleType,
+    inspect.VarTupleType,
+    inspect.TypedDictType,
+    inspect.StructType,
+)
+_WAY_OUT = "use a plain dataclass or a model, or pass an id, and look it up in the handler"
 _INSTEAD = {
     "bytes": "use str, e.g. base64, or a reference to where the bytes are stored",
     "bytearray": "use str, e.g. base64, or a reference to where the bytes are stored",
     "Iterable": "use list or Sequence",
 }
-
-_MAPPED = "is a mapped class: pass its id, and load it in the handler"
 
 Refusal = tuple[str, str]
 
@@ -104,55 +114,29 @@ def _members(member: Any, path: str) -> Iterator[tuple[str, inspect.Type]]:
 
 
 def _reason(member: Any) -> str | None:
-    if isinstance(member, inspect.CustomType):
-        kind: Any = member.cls
-        if hasattr(kind, "__mapper__"):
-            return f"{_name(kind)} {_MAPPED}"
-        if kind is object or is_model(kind):
-            return None
-        return f"{_name(kind)} {_way_out(kind)}"
+    kind: Any = getattr(member, "cls", None)
+    kind = typing.get_origin(kind) or kind
+    name = getattr(kind, "__qualname__", None) or type(member).__name__.removesuffix("Type").lower()
+    if hasattr(kind, "__mapper__"):
+        return f"{name} is a mapped class: pass its id, and load it in the handler"
     if isinstance(member, inspect.DictType):
-        key = member.key_type
-        while isinstance(key, inspect.Metadata):
-            key = key.type
-        if not isinstance(key, _KEYS):
-            return "the keys of a dict can be str, int, datetime, date, UUID or an Enum"
-        return None
+        keys_fit = isinstance(_without_metadata(member.key_type), _KEYS)
+        return None if keys_fit else "the keys of a dict can be str, int, date, UUID or an Enum"
     if isinstance(member, inspect.StructType) and member.array_like:
-        return f"{_name(member.cls)} is array_like, which no change of its fields survives"
-    if isinstance(member, inspect.DataclassType):
-        kind = typing.get_origin(member.cls) or member.cls
-        if hasattr(kind, "__mapper__"):
-            return f"{_name(kind)} {_MAPPED}"
-        if hasattr(kind, "__pydantic_validator__"):
-            return f"{_name(kind)} is a dataclass of pydantic's: use a model, or a plain dataclass"
-        if not dataclasses.is_dataclass(kind):
-            return f"{_name(kind)} {_way_out(kind)}"
+        return f"{name} is array_like, which no change of its fields survives: use an ordinary one"
+    if isinstance(member, inspect.CustomType):
+        fits = kind is object or is_model(kind)
+    elif isinstance(member, inspect.DataclassType):
+        # Not attrs, nor pydantic's dataclasses, whose validators msgspec would pass by.
+        fits = dataclasses.is_dataclass(kind) and not hasattr(kind, "__pydantic_validator__")
+    else:
+        fits = isinstance(member, (*_LEAVES, *_CONTAINERS))
+    if fits:
         return None
-    containers = (
-        inspect.Metadata,
-        inspect.UnionType,
-        inspect.ListType,
-        inspect.SetType,
-        inspect.FrozenSetType,
-        inspect.TupleType,
-        inspect.VarTupleType,
-        inspect.TypedDictType,
-        inspect.StructType,
-    )
-    if isinstance(member, (*_LEAVES, *containers)):
-        return None
-    kind = getattr(member, "cls", None)
-    name = type(member).__name__.removesuffix("Type").lower() if kind is None else _name(kind)
-    return f"{name} {_INSTEAD.get(name, 'is not one that a payload can hold: use a dataclass')}"
+    return f"{name} is not a type that a payload can hold: {_INSTEAD.get(name, _WAY_OUT)}"
 
 
-def _way_out(kind: Any) -> str:
-    instead = _INSTEAD.get(
-        getattr(kind, "__name__", ""), "use a dataclass, or pass an id, and look it up"
-    )
-    return f"is not a type that a payload can hold: {instead}"
-
-
-def _name(kind: Any) -> str:
-    return getattr(kind, "__qualname__", None) or str(kind)
+def _without_metadata(described: inspect.Type) -> inspect.Type:
+    while isinstance(described, inspect.Metadata):
+        described = described.type
+    return described

@@ -6,6 +6,7 @@ import asyncio
 import datetime as dt
 import json
 import logging
+import uuid
 from decimal import Decimal
 from typing import Any
 
@@ -131,8 +132,15 @@ def test_rows_of_a_select_are_read_with_all_their_digits(engine: Engine) -> None
     jobs, got = Jobs(), list[Any]()
 
     @jobs.handler("bill")
-    def bill(price: Decimal, at: dt.datetime, day: dt.date, ratio: float) -> None:
-        got.append((price, at, day, ratio))
+    def bill(
+        price: Decimal,
+        at: dt.datetime,
+        day: dt.date,
+        ratio: float,
+        id: uuid.UUID,
+        span: dt.timedelta,
+    ) -> None:
+        got.append((price, at, day, ratio, id, span))
 
     price = Decimal("12345678901234567890.10")
     query = select(
@@ -140,11 +148,14 @@ def test_rows_of_a_select_are_read_with_all_their_digits(engine: Engine) -> None
         func.make_timestamptz(2030, 5, 17, 12, 30, 1.25, "UTC").label("at"),
         func.make_date(2030, 5, 17).label("day"),
         literal(1).label("ratio"),
+        literal(ID).label("id"),
+        func.make_interval(0, 0, 0, 0, 1, 30).label("span"),
     )
     with Session(engine) as session, session.begin():
+        session.execute(text("SET LOCAL intervalstyle = iso_8601"))
         assert jobs.enqueue_from_select(session, bill, query) == 1
     run_all(engine, jobs)
-    assert shown(got) == shown([(price, AT, AT.date(), 1.0)])
+    assert shown(got) == shown([(price, AT, AT.date(), 1.0, ID, dt.timedelta(minutes=90))])
 
 
 @pytest.mark.parametrize(

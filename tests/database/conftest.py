@@ -36,7 +36,8 @@ _LEFT = text("""
     ORDER BY 1, 2, 3
 """)
 _EMPTY = text("""
-    TRUNCATE sa_jobs, sa_jobs_failures, sa_jobs_workers, sa_jobs_sleepers RESTART IDENTITY
+    TRUNCATE sa_jobs, sa_jobs_failures, sa_jobs_workers, sa_jobs_sleepers, sa_jobs_queues,
+        sa_jobs_schedules, sa_jobs_archive RESTART IDENTITY
 """)
 
 

@@ -28,6 +28,7 @@ LAYERS = (
         "deaths",
         "hooks",
         "outcome",
+        "payloads",
         "signatures",
     ),
     ("job_options", "select_columns", "duplicates", "inserts"),

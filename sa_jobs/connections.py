@@ -13,7 +13,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 from sqlalchemy import update
-from sqlalchemy.engine import Connection
+from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session
 
 from sa_jobs.models import Tables
@@ -85,13 +86,24 @@ def connection_of(caller: Any, tables: Tables) -> Connection:
         return caller
     if isinstance(caller, (Session, scoped_session)):
         caller.flush()
-        return caller.connection(
-            bind_arguments={"mapper": tables.Job.__mapper__, "clause": update(tables.jobs)}  # type: ignore[attr-defined]
-        )
+        return caller.connection(bind_arguments=_bind_arguments(tables))
     raise TypeError(
         "expected a Session, scoped_session or Connection (or their asynchronous kinds), "
         f"not {type(caller).__name__}"
     )
+
+
+def engine_of(session: Session, tables: Tables) -> Engine | None:
+    """Return the engine whose connection `connection_of` would give, without connecting."""
+    try:
+        bind = session.get_bind(**_bind_arguments(tables))
+    except UnboundExecutionError:
+        return None
+    return bind.engine
+
+
+def _bind_arguments(tables: Tables) -> dict[str, Any]:
+    return {"mapper": tables.Job.__mapper__, "clause": update(tables.jobs)}  # type: ignore[attr-defined]
 
 
 def _run_sync(caller: Any) -> Callable[..., Any] | None:

@@ -28,6 +28,7 @@ from sa_jobs.errors import (
     WorkerError,
     WorkerOptionError,
 )
+from sa_jobs.forks import dispose_after_fork
 from sa_jobs.handlers import Jobs
 from sa_jobs.models import Tables, attach
 from sa_jobs.outcome import Discard, Retry, Snooze
@@ -64,6 +65,7 @@ __all__ = [
     "WorkerOptionError",
     "attach",
     "cancel",
+    "dispose_after_fork",
     "enqueue",
     "enqueue_from_select",
     "enqueue_many",

@@ -13,9 +13,12 @@ from sa_jobs.enqueue import (
 )
 from sa_jobs.errors import (
     AttachError,
+    AttemptLostError,
+    AttemptTimeoutError,
     DuplicateJobError,
     EnqueueRaceError,
     HandlerError,
+    HookError,
     InvalidJobError,
     InvalidJobTypeError,
     MigrationError,
@@ -39,12 +42,15 @@ __version__ = "0.1.0"
 __all__ = [
     "Around",
     "AttachError",
+    "AttemptLostError",
+    "AttemptTimeoutError",
     "ClaimedJob",
     "Discard",
     "DuplicateJobError",
     "EnqueueRaceError",
     "Enqueued",
     "HandlerError",
+    "HookError",
     "InvalidJobError",
     "InvalidJobTypeError",
     "JobContext",

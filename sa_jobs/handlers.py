@@ -32,6 +32,7 @@ from sa_jobs.enqueue import (
     retry,
 )
 from sa_jobs.errors import HandlerError, InvalidJobError, UnknownHandlerError
+from sa_jobs.hooks import HasHooks
 from sa_jobs.models import DEFAULT_TABLES, Tables
 from sa_jobs.signatures import Signature, read_signature
 
@@ -52,7 +53,7 @@ class Handler:
     timeout: float | None
 
 
-class Jobs:
+class Jobs(HasHooks):
     """The handlers that an application has, by name, and the tables that its jobs are in.
 
     A worker claims only jobs whose handler its `Jobs` has: a row can name a handler, it cannot
@@ -65,6 +66,7 @@ class Jobs:
         *,
         max_payload_bytes: int = limits.MAX_PAYLOAD_BYTES,
     ) -> None:
+        super().__init__()
         self.tables = tables
         self.max_payload_bytes = max_payload_bytes
         self._by_name: dict[str, Handler] = {}

@@ -2,6 +2,7 @@
 
 `worker` starts and ends it all; `loop` is where everything meets, on one thread. Around it:
 `threads` and `coroutines` run handlers by way of `execution`, within their `surroundings`;
+`hook_calls` calls an application's hooks there, and `notices` those of what ended elsewhere;
 `heartbeat` keeps the leases and `watch` sees to those that it cannot keep, `wakeup` listens,
 `sweep` reclaims, `writer` stores outcomes, `pace` says when to look for jobs and `allowance` when
 to look no more, `links` holds the connections, `faults` tells errors apart. `signals` stops a

@@ -17,6 +17,7 @@ from sa_jobs.errors import HandlerError
 from sa_jobs.models import Tables
 from sa_jobs.outcome import Failed, Finished, Released, failed, raised, returned
 from sa_jobs.worker import sessions
+from sa_jobs.worker.hook_calls import HookCalls, end_by, end_of
 from sa_jobs.worker.running import Committed, Ended, Ending, LeaseLost, Mailbox, Running
 from sa_jobs.worker.surroundings import Around, Surroundings
 
@@ -31,11 +32,13 @@ class Execution:
     session_factory: Callable[[], Any] | None
     async_session_factory: Callable[[], Any] | None
     around: Around | None = None
+    hooks: HookCalls | None = None
 
     def run(self, running: Running) -> None:
         """Run a plain handler on the calling thread, and report its end."""
         running.started_at = time.monotonic()
-        call = self._call if self.around is None else self._call_surrounded
+        plain = self.around is None and self.hooks is None
+        call = self._call if plain else self._call_surrounded
         try:
             # In a context of its own, as a task has one: what the handler sets in it ends with it.
             ending = contextvars.copy_context().run(call, running)
@@ -47,7 +50,8 @@ class Execution:
     async def run_async(self, running: Running) -> None:
         """Run a coroutine handler on the event loop, and report its end."""
         running.started_at = time.monotonic()
-        call = self._await if self.around is None else self._await_surrounded
+        plain = self.around is None and self.hooks is None
+        call = self._await if plain else self._await_surrounded
         try:
             ending = await call(running)
         except BaseException as error:
@@ -64,14 +68,51 @@ class Execution:
         self.mailbox.put(Ended(running, self._raised(running, asyncio.CancelledError())))
 
     def _call_surrounded(self, running: Running) -> Ending:
-        assert self.around is not None
+        call = self._call if self.hooks is None else self._call_between_hooks
+        if self.around is None:
+            return call(running)
         with Surroundings(self.around, running.job):
-            return self._call(running)
+            return call(running)
 
     async def _await_surrounded(self, running: Running) -> Ending:
-        assert self.around is not None
+        call = self._await if self.hooks is None else self._await_between_hooks
+        if self.around is None:
+            return await call(running)
         with Surroundings(self.around, running.job):
-            return await self._await(running)
+            return await call(running)
+
+    def _call_between_hooks(self, running: Running) -> Ending:
+        assert self.hooks is not None
+        try:
+            self.hooks.before(running)
+            # What a hook did with the session of a scope is not the handler's.
+            sessions.forget(self.session_factory)
+            ending = self._call(running)
+        except BaseException as error:
+            shown = _without_own_frames(error)
+            self.hooks.ended(running, end_by(running, error), shown)
+            raise
+        else:
+            self.hooks.ended(running, end_of(running, ending), None)
+            return ending
+        finally:
+            sessions.forget(self.session_factory)
+
+    async def _await_between_hooks(self, running: Running) -> Ending:
+        assert self.hooks is not None
+        try:
+            await self.hooks.before_async(running)
+            await sessions.forget_async(self.async_session_factory)
+            ending = await self._await(running)
+        except BaseException as error:
+            shown = _without_own_frames(error)
+            await self.hooks.ended_async(running, end_by(running, error), shown)
+            raise
+        else:
+            await self.hooks.ended_async(running, end_of(running, ending), None)
+            return ending
+        finally:
+            await sessions.forget_async(self.async_session_factory)
 
     def _call(self, running: Running) -> Ending:
         try:

@@ -9,7 +9,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -27,9 +27,11 @@ from sa_jobs.worker.execution import Execution
 from sa_jobs.worker.factories import Factories
 from sa_jobs.worker.faults import is_transient
 from sa_jobs.worker.heartbeat import Heartbeat
+from sa_jobs.worker.hook_calls import HookCalls
 from sa_jobs.worker.interruptions import interruptions_held_back
 from sa_jobs.worker.links import Link
 from sa_jobs.worker.loop import EXIT_OK, ControlLoop
+from sa_jobs.worker.notices import LAST_CALLS_SECONDS, Notices
 from sa_jobs.worker.options import (
     LEAST_ANSWER_SECONDS,
     LEAST_LEASE_SECONDS,
@@ -179,12 +181,14 @@ class Worker:
         self._sweep_link = self._link("sweep")
         self._listen_link = Link(self._listen, "sa-jobs listen", seconds=self.answer)
         self._notify_link = self._link("notify")
+        self._hooks_link = self._link("hooks")
         links_held = (
             self._control_link,
             self._heartbeat_link,
             self._sweep_link,
             self._listen_link,
             self._notify_link,
+            self._hooks_link,
         )
         self._answers = AnswerWatch(self._mailbox, [held.answers for held in links_held])
         self._wakeup: Wakeup | None = None
@@ -298,6 +302,16 @@ class Worker:
 
     def _work(self, link: Link, *, until_empty: bool) -> int:
         listen = self.listen and not until_empty
+
+        def run_on_loop(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+            return coroutines.call(function)
+
+        hooks = notices = None
+        if self.jobs.hooks.around_attempts:
+            hooks = HookCalls(self.jobs.hooks, run_on_loop)
+            notices = Notices(
+                self._hooks_link, self._mailbox, hooks, self.around, tables=self._tables
+            )
         execution = Execution(
             worker=self.id,
             tables=self._tables,
@@ -305,6 +319,7 @@ class Worker:
             session_factory=self._factories.sync,
             async_session_factory=self._factories.asynchronous,
             around=self.around,
+            hooks=hooks,
         )
         allowance = Allowance(max_jobs=self.max_jobs, max_memory_mib=self.max_memory_mib)
         threads = Threads(execution.run, execution.died, self.concurrency)
@@ -325,17 +340,20 @@ class Worker:
             grace=self.grace,
             until_empty=until_empty,
             on_ready=self.on_ready,
+            notices=notices,
         )
         try:
             if not self._sessions_are_usable(coroutines):
                 return EXIT_OK
             allowance.check()
-            return self._serve(loop, link, listen=listen)
+            return self._serve(loop, link, notices, listen=listen)
         finally:
             threads.close()
             coroutines.close(self._factories.close_async, at_once=loop.in_a_hurry)
 
-    def _serve(self, loop: ControlLoop, link: Link, *, listen: bool) -> int:
+    def _serve(
+        self, loop: ControlLoop, link: Link, notices: Notices | None, *, listen: bool
+    ) -> int:
         """Run the loop with the threads that keep its leases, sweep, and listen."""
         heartbeat = Heartbeat(
             self._heartbeat_link,
@@ -354,6 +372,7 @@ class Worker:
             worker=self.id,
             period=self.sweep,
             tables=self._tables,
+            notices=notices,
         )
         self._wakeup = wakeup = Wakeup(
             self._listen_link,
@@ -371,6 +390,8 @@ class Worker:
             ", ".join(self.jobs.names),
         )
         watch = LeaseWatch(self._mailbox, loop.claims, self.lease)
+        if notices is not None:
+            notices.start()
         heartbeat.start()
         watch.start()
         sweep.start()
@@ -381,6 +402,8 @@ class Worker:
         finally:
             # Nothing runs any more: until now the heartbeat has kept the leases of what drained.
             end_all((sweep, wakeup, heartbeat, watch))
+            if notices is not None:
+                notices.finish(0.0 if loop.in_a_hurry else LAST_CALLS_SECONDS)
             self._forget(link)
 
     def _interrupt_statements(self) -> None:

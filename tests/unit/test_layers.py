@@ -24,6 +24,8 @@ LAYERS = (
         "statements",
         "presence",
         "context",
+        "deaths",
+        "hooks",
         "outcome",
         "signatures",
     ),

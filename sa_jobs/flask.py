@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
@@ -187,7 +187,7 @@ class JobsInApp:
         tables = self.jobs.tables
         with self._context():
             try:
-                bind = self._session().get_bind(mapper=tables.Job, clause=update(tables.jobs))
+                bind = self.session().get_bind(mapper=tables.Job, clause=update(tables.jobs))
             except UnboundExecutionError as error:
                 raise SaJobsError(
                     f"db.session has no database for the table {tables.jobs.fullname!r} ({error}): "
@@ -206,7 +206,7 @@ class JobsInApp:
             if inner is not None and not callable(inner):
                 raise WorkerOptionError(f"around must be callable, or None, not {inner!r}")
             arguments["around"] = self._around(inner)
-            arguments["session_factory"] = self._session_factory(engine)
+            arguments["session_factory"] = _Sessions(self, engine)
             return Worker(engine, self.jobs, **arguments)
         except (WorkerOptionError, InvalidJobError) as error:
             keys = _keys_behind(error, settings)
@@ -224,23 +224,44 @@ class JobsInApp:
 
         return around
 
-    def _session_factory(self, engine: Engine) -> Callable[[], Session]:
-        def session() -> Session:
-            # At the start, when sessions are tried, the thread may be outside of the application.
-            return self._session() if self._is_current() else Session(engine)
-
-        return session
-
-    def _session(self) -> Session:
+    def session(self) -> Session:
+        """Return `db.session` of the current context, as the session that it stands for."""
         found = self.db.session
         made: Session = found() if isinstance(found, scoped_session) else found
         return made
 
-    def _is_current(self) -> bool:
+    def is_current(self) -> bool:
+        """Return whether this application's context is the current one."""
         return has_app_context() and current_app._get_current_object() is self.app  # type: ignore[attr-defined]
 
     def _context(self) -> AbstractContextManager[Any]:
-        return nullcontext() if self._is_current() else self.app.app_context()
+        return nullcontext() if self.is_current() else self.app.app_context()
+
+
+class _Sessions:
+    """Gives a handler the session of its job's context.
+
+    As the registry of a scoped_session does, it lets go of what a hook did with that session.
+    """
+
+    def __init__(self, application: JobsInApp, engine: Engine) -> None:
+        self._application = application
+        self._engine = engine
+
+    def __call__(self) -> Session:
+        # At the worker's start, when sessions are tried, no context need be there.
+        inside = self._application.is_current()
+        return self._application.session() if inside else Session(self._engine)
+
+    @property
+    def registry(self) -> _Sessions:
+        return self
+
+    def clear(self) -> None:
+        if self._application.is_current():
+            session = self._application.db.session
+            # Flask-SQLAlchemy-Lite keeps a closed one, which is as good as new.
+            (session.remove if isinstance(session, scoped_session) else session.close)()
 
 
 def setting_names() -> dict[str, str]:

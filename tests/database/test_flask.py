@@ -20,8 +20,7 @@ from sqlalchemy import Engine, String, create_engine, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-import sa_jobs
-from sa_jobs import Jobs, SaJobsError, WorkerOptionError, attach, fixed
+from sa_jobs import JobContext, Jobs, SaJobsError, WorkerOptionError, attach, fixed
 from sa_jobs.cli.loading import load_target
 from sa_jobs.cli.program import commands
 from sa_jobs.flask import SAJobs, setting_names
@@ -177,18 +176,45 @@ def test_each_job_has_a_context_a_session_and_g_of_its_own(
             session.flush()
             raise ValueError("every third")
 
+    @host.jobs.before
+    def before(ctx: JobContext) -> None:
+        host.session.add(host.order(note="left by a hook"))
+        host.session.flush()
+
+    @host.jobs.after
+    def after(ctx: JobContext, end: str) -> None:
+        host.session.add(host.order(note=f"after {ctx.job.payload['number']}: {end}"))
+        host.session.commit()
+
+    @host.jobs.on_failure
+    def on_failure(ctx: JobContext, error: BaseException) -> None:
+        host.session.add(host.order(note=f"failure {ctx.job.payload['number']}"))
+        host.session.commit()
+
+    @host.jobs.on_dead
+    def on_dead(ctx: JobContext, error: BaseException) -> None:
+        host.session.add(host.order(note=f"dead {ctx.job.payload['number']}"))
+        host.session.commit()
+
     numbers = range(100)
     work_ids = host.enqueue("work", *({"number": number} for number in numbers[:50]))
     transact_ids = host.enqueue("transact", *({"number": number} for number in numbers[50:]))
     host.run_all(concurrency=4)
 
     with engine.connect() as connection:
-        notes = set(connection.execute(text("SELECT note FROM orders")).scalars())
-    assert notes == {
-        f"{'committed' if number < 50 else 'transactional'} {number}"
+        notes = connection.execute(text("SELECT note FROM orders")).scalars().all()
+    assert sorted(notes) == sorted(
+        note
         for number in numbers
-        if number % 3
-    }
+        for note in (
+            (
+                f"{'committed' if number < 50 else 'transactional'} {number}",
+                f"after {number}: done",
+            )
+            if number % 3
+            else (f"failure {number}", f"after {number}: failed", f"dead {number}")
+        )
+    )
     ended = [status(engine, job_id) for job_id in work_ids + transact_ids]
     assert ended == ["done" if number % 3 else "dead" for number in numbers]
     assert torn_down == dict.fromkeys(numbers, 1)
@@ -320,7 +346,7 @@ def test_a_context_manager_of_ones_own_is_entered_within_the_context(
 
 def test_a_retry_of_a_job_begins_anew(full: Host, engine: Engine) -> None:
     @full.jobs.handler("flaky", backoff=fixed(0), max_attempts=2)
-    def flaky(ctx: sa_jobs.JobContext) -> None:
+    def flaky(ctx: JobContext) -> None:
         assert not left_in_g()
         g.attempt = ctx.attempt
         full.session.add(full.order(note=f"attempt {ctx.attempt}"))

@@ -4,10 +4,13 @@ The protocol. A claim takes a job for one worker until its lease ends, and count
 heartbeat pushes the lease out. An outcome ends the claim. If the lease runs out first, any worker's
 reclaim takes the job back. Every write after the claim is fenced (see `statements`): what it names
 is no longer the worker's claim, it changes nothing, and the caller is told which writes landed.
+
+The time is the database's, unless it is given as `now`, by which tests let time pass.
 """
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -63,6 +66,7 @@ def claim(
     handlers: Sequence[str],
     limit: int,
     lease: float,
+    now: dt.datetime | None = None,
     tables: Tables = DEFAULT_TABLES,
 ) -> list[ClaimedJob]:
     """Take up to `limit` due jobs for `worker` for `lease` seconds, in the order they should run.
@@ -71,13 +75,14 @@ def claim(
     returns a job whose handler is not among `handlers`, nor one that another claim holds.
     """
     rows = connection.execute(
-        statements.claim(tables),
+        _at(now, statements.claim, tables),
         {
             "worker": worker,
             "queues": list(queues),
             "handlers": list(handlers),
             "limit": limit,
             "lease": lease,
+            **_given(now),
         },
     )
     jobs = [ClaimedJob(*row) for row in rows]
@@ -93,27 +98,29 @@ def heartbeat(
     *,
     worker: str,
     lease: float,
+    now: dt.datetime | None = None,
     tables: Tables = DEFAULT_TABLES,
 ) -> Heartbeat:
     """Renew the leases of claims, each given with its progress (JSON text or None)."""
     rows = connection.execute(
-        statements.heartbeat(tables),
+        _at(now, statements.heartbeat, tables),
         {
             "ids": [job.id for job, _ in claims],
             "claim_nos": [job.claim_no for job, _ in claims],
             "progress": [progress for _, progress in claims],
             "worker": worker,
             "lease": lease,
+            **_given(now),
         },
     ).all()
     renewed = {row.id for row in rows}
     missing = [job for job, _ in claims if job.id not in renewed]
-    now = standing(connection, missing, worker=worker, tables=tables)
+    stand = standing(connection, missing, worker=worker, tables=tables)
     return Heartbeat(
         renewed=renewed,
         cancel_requested={row.id for row in rows if row.cancel_requested},
-        locked={job_id for job_id, state in now.items() if state == "held"},
-        lost={job.id for job in missing} - set(now),
+        locked={job_id for job_id, state in stand.items() if state == "held"},
+        lost={job.id for job in missing} - set(stand),
     )
 
 
@@ -122,6 +129,7 @@ def settle(
     settled: Sequence[Settled],
     *,
     worker: str,
+    now: dt.datetime | None = None,
     tables: Tables = DEFAULT_TABLES,
 ) -> set[int]:
     """Write outcomes of any kinds, and return the ids of the claims that were written.
@@ -136,7 +144,7 @@ def settle(
     landed: set[int] = set()
     for kind, entries in kinds.items():
         statement, columns = _WRITES[kind]
-        rows = _write(connection, statement(tables), columns, entries, worker)
+        rows = _write(connection, _at(now, statement, tables), columns, entries, worker, now)
         landed.update(row.id for row in rows)
         if kind is Released:
             _wake(connection, rows, tables)
@@ -148,14 +156,15 @@ def finish_in_transaction(
     settled: Settled,
     *,
     worker: str,
+    now: dt.datetime | None = None,
     tables: Tables = DEFAULT_TABLES,
 ) -> bool:
     """Write a job's finish in the caller's transaction; return whether it was still the worker's.
 
     Waits for a heartbeat or a host's transaction that has the row locked.
     """
-    statement = statements.finish(tables, wait=True)
-    return bool(_write(connection, statement, _WRITES[Finished][1], [settled], worker))
+    statement = _at(now, statements.finish, tables, wait=True)
+    return bool(_write(connection, statement, _WRITES[Finished][1], [settled], worker, now))
 
 
 def standing(
@@ -238,8 +247,10 @@ def _write(
     columns: dict[str, str],
     entries: Sequence[Settled],
     worker: str,
+    now: dt.datetime | None,
 ) -> Sequence[Any]:
     parameters: dict[str, Any] = {
+        **_given(now),
         "worker": worker,
         "ids": [entry.job.id for entry in entries],
         "claim_nos": [entry.job.claim_no for entry in entries],
@@ -247,6 +258,15 @@ def _write(
     for parameter, attribute in columns.items():
         parameters[parameter] = [getattr(entry.outcome, attribute) for entry in entries]
     return connection.execute(statement, parameters).all()
+
+
+def _at(now: dt.datetime | None, builder: Any, tables: Tables, **options: Any) -> Any:
+    """Return a statement by the database's time, or by the moment that `_given` gives it."""
+    return builder(tables, **options, **({} if now is None else {"now": statements.GIVEN}))
+
+
+def _given(now: dt.datetime | None) -> dict[str, Any]:
+    return {} if now is None else {"now": now}
 
 
 def _wake(connection: Connection, rows: Sequence[Any], tables: Tables) -> None:

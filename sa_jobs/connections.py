@@ -48,7 +48,7 @@ def operation(function: Callable[Concatenate[Caller, P], R]) -> Operation[P, R]:
 
     @functools.wraps(function)
     def call(session: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
-        run_sync = _run_sync(session)
+        run_sync = run_sync_of(session)
         if run_sync is None:
             return function(session, *args, **kwargs)
         return run_sync(lambda sync: function(sync, *args, **kwargs))
@@ -67,7 +67,7 @@ def operation_method(function: Callable[Concatenate[Any, Caller, P], R]) -> Oper
 
     @functools.wraps(function)
     def call(self: Any, session: Any, /, *args: P.args, **kwargs: P.kwargs) -> Any:
-        run_sync = _run_sync(session)
+        run_sync = run_sync_of(session)
         if run_sync is None:
             return function(self, session, *args, **kwargs)
         return run_sync(lambda sync: function(self, sync, *args, **kwargs))
@@ -106,7 +106,8 @@ def _bind_arguments(tables: Tables) -> dict[str, Any]:
     return {"mapper": tables.Job.__mapper__, "clause": update(tables.jobs)}  # type: ignore[attr-defined]
 
 
-def _run_sync(caller: Any) -> Callable[..., Any] | None:
+def run_sync_of(caller: Any) -> Callable[..., Any] | None:
+    """Return the `run_sync` of an asynchronous session or connection, None for any other."""
     # Whoever holds an asynchronous session has imported the module; nobody else pays for it.
     module = sys.modules.get("sqlalchemy.ext.asyncio")
     if module is None:

@@ -72,6 +72,8 @@ Moment = ColumnElement[dt.datetime]
 
 NOW: Moment = func.now()
 CLOCK: Moment = func.clock_timestamp()
+# In place of these, a moment that the caller gives as the parameter `now`.
+GIVEN: Moment = cast(bindparam("now", type_=DateTime(timezone=True)), DateTime(timezone=True))
 LEASE_EXPIRED = "lease expired"
 LEASE_EXPIRED_FINALLY = "lease expired on final attempt"
 

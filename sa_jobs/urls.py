@@ -33,7 +33,7 @@ def database_url(explicit: str | None) -> URL:
             f"no database is named: give a URL, or set {' or '.join(ENVIRONMENT)}, "
             "for example postgresql://user@localhost/app"
         )
-    return _parsed(source, value)
+    return parsed(source, value)
 
 
 def listen_url(explicit: str | None) -> URL | None:
@@ -42,12 +42,13 @@ def listen_url(explicit: str | None) -> URL | None:
     It is read as `database_url` reads its own, and raises the same errors.
     """
     if explicit:
-        return _parsed("the given URL", explicit)
+        return parsed("the given URL", explicit)
     value = os.environ.get(LISTEN_ENVIRONMENT)
-    return _parsed(LISTEN_ENVIRONMENT, value) if value else None
+    return parsed(LISTEN_ENVIRONMENT, value) if value else None
 
 
-def _parsed(source: str, value: str) -> URL:
+def parsed(source: str, value: str) -> URL:
+    """Return a URL as `database_url` reads it; an error calls it by its source."""
     try:
         url = make_url(value.strip())
     except (ArgumentError, ValueError):

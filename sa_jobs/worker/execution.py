@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sa_jobs.context import ClaimedJob
+from sa_jobs.context import ClaimedJob, JobContext
 from sa_jobs.error_text import let_go
 from sa_jobs.errors import HandlerError
+from sa_jobs.handlers import Handler
 from sa_jobs.models import Tables
 from sa_jobs.outcome import Failed, Finished, Released, failed, raised, returned
 from sa_jobs.worker import sessions
@@ -116,9 +117,9 @@ class Execution:
 
     def _call(self, running: Running) -> Ending:
         try:
-            arguments = self._arguments(running)
+            arguments = arguments_for(running.handler, running.job, running.context)
             if running.handler.signature.session is None:
-                result = _plain(running.handler.function(**arguments))
+                result = plain_result(running.handler.function(**arguments))
                 return returned(running.job, result)
             return self._call_in_session(running, arguments, running.handler.signature.session)
         finally:
@@ -132,7 +133,7 @@ class Execution:
         try:
             sessions.guard(session)
             arguments[parameter] = session
-            outcome = returned(running.job, _plain(running.handler.function(**arguments)))
+            outcome = returned(running.job, plain_result(running.handler.function(**arguments)))
             sessions.unguard(session)
             with sessions.finishing():
                 if not self._finish(session, running.job, outcome):
@@ -144,7 +145,7 @@ class Execution:
 
     async def _await(self, running: Running) -> Ending:
         try:
-            arguments = self._arguments(running)
+            arguments = arguments_for(running.handler, running.job, running.context)
             if running.handler.signature.session is None:
                 return returned(running.job, await running.handler.function(**arguments))
             return await self._await_in_session(
@@ -174,14 +175,6 @@ class Execution:
             # A cancelled task must still give its connection back.
             await asyncio.shield(session.run_sync(sessions.abandon))
 
-    def _arguments(self, running: Running) -> dict[str, Any]:
-        signature = running.handler.signature
-        arguments = running.job.payload
-        signature.check_keys(running.handler.name, arguments)
-        if signature.context is not None:
-            arguments[signature.context] = running.context
-        return arguments
-
     def _finish(self, session: Any, job: ClaimedJob, outcome: Finished) -> bool:
         return sessions.finish(session, job, outcome, worker=self.worker, tables=self.tables)
 
@@ -205,7 +198,17 @@ class Execution:
         return outcome
 
 
-def _plain(result: Any) -> Any:
+def arguments_for(handler: Handler, job: ClaimedJob, context: JobContext) -> dict[str, Any]:
+    """Return the handler's arguments, but for the session, or raise what is wrong with them."""
+    arguments = job.payload
+    handler.signature.check_keys(handler.name, arguments)
+    if handler.signature.context is not None:
+        arguments[handler.signature.context] = context
+    return arguments
+
+
+def plain_result(result: Any) -> Any:
+    """Return what a plain handler returned, or raise HandlerError if nobody has awaited it."""
     if inspect.isawaitable(result):
         if inspect.iscoroutine(result):
             result.close()

@@ -135,7 +135,7 @@ class SAJobs:
             self._jobs = jobs
         if db is not None:
             # By its class: the attributes themselves need an application's context.
-            if not hasattr(type(db), "engines") or not hasattr(type(db), "get_engine"):
+            if not all(hasattr(type(db), name) for name in ("engines", "init_app")):
                 raise SaJobsError(
                     "SAJobs takes the SQLAlchemy object of Flask-SQLAlchemy (3.1 or newer) or "
                     f"Flask-SQLAlchemy-Lite second, not {type(db).__name__}"

@@ -3,94 +3,95 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
-import traceback
+import subprocess
+import sys
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, text
+
+from sa_jobs import dispose_after_fork, forks
+from tests.support.commands import ROOT
+
+# A process of its own, since pytest's has threads, which a fork leaves behind.
+PROGRAM = """
+import gc, json, os, sys, traceback
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
+from sa_jobs import dispose_after_fork, enqueue
 
-from sa_jobs import dispose_after_fork, enqueue, forks
+engine = create_engine(sys.argv[1], pool_size=1, max_overflow=0)
+asynchronous = create_async_engine(sys.argv[1])
+dispose_after_fork(engine)
+dispose_after_fork(asynchronous)
+pool = asynchronous.sync_engine.pool
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 
-
-def backend(engine: Engine) -> int:
-    """Return the server process of a connection of the pool."""
+def backend():
     with engine.connect() as connection:
-        return int(connection.execute(text("SELECT pg_backend_pid()")).scalar_one())
+        return connection.execute(text("SELECT pg_backend_pid()")).scalar_one()
 
 
-def in_child(call: Callable[[], str]) -> int:
-    """Fork, let the child write what the call returns, and return where that can be read."""
+def enqueue_some():
+    pid = backend()
+    for number in range(200):
+        with Session(engine) as session, session.begin():
+            enqueue(session, "send", {"number": number})
+    assert backend() == pid
+    assert asynchronous.sync_engine.pool is not pool
+    engine.dispose()
+    return pid
+
+
+def in_child(call):
     reading, writing = os.pipe()
-    # Python warns of a fork where other threads run, which here are the test's own.
     pid = os.fork()
     if pid == 0:
         try:
             said = call()
         except BaseException:
             said = traceback.format_exc()
-        os.write(writing, said.encode())
+        os.write(writing, json.dumps(said).encode())
         os._exit(0)
     os.close(writing)
-    return reading
+    return pid, open(reading)
 
 
-def all_of(reading: int) -> str:
-    with os.fdopen(reading) as file:
-        said = file.read()
-    os.wait()
-    return said
+before = backend()
+# The first one leaves at once, with all that it has inherited.
+children = [in_child(call) for call in (gc.collect, *[enqueue_some] * 4)]
+os.waitpid(children[0][0], 0)
+meanwhile = backend()
+said = [json.load(file) for pid, file in children]
+for pid, file in children[1:]:
+    os.waitpid(pid, 0)
+assert asynchronous.sync_engine.pool is pool
+print(json.dumps({"parent": [before, meanwhile, backend()], "children": said[1:]}))
+"""
 
 
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_no_child_uses_a_connection_of_the_parent(engine: Engine, database_url: str) -> None:
-    own = create_engine(database_url, pool_size=1, max_overflow=0)
-    dispose_after_fork(own)
-    parents = backend(own)
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, database_url],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
-    def enqueue_some() -> str:
-        pid = backend(own)
-        for number in range(50):
-            with Session(own) as session, session.begin():
-                enqueue(session, "send", {"number": number})
-        assert backend(own) == pid
-        own.dispose()
-        return str(pid)
-
-    def collect_garbage() -> str:
-        gc.collect()
-        return "gone"
-
-    early = in_child(collect_garbage)
-    children = [in_child(enqueue_some) for _ in range(4)]
-    assert backend(own) == parents
-    said = [all_of(child) for child in children]
-    assert all_of(early) == "gone"
-
-    assert all(line.isdigit() for line in said), said
-    assert len({*map(int, said), parents}) == 5
-    assert backend(own) == parents
+    assert ended.returncode == 0, ended.stderr
+    said = json.loads(ended.stdout)
+    assert all(isinstance(pid, int) for pid in said["children"]), said
+    assert len(set(said["parent"])) == 1
+    assert len({*said["children"], *said["parent"]}) == 5
     with engine.connect() as connection:
-        assert connection.execute(text("SELECT count(*) FROM sa_jobs")).scalar_one() == 200
-    own.dispose()
-
-
-@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
-def test_an_asynchronous_engine_has_a_new_pool_too(database_url: str) -> None:
-    asyncio = pytest.importorskip("sqlalchemy.ext.asyncio")
-    engine = asyncio.create_async_engine(database_url)
-    dispose_after_fork(engine)
-    before = engine.sync_engine.pool
-
-    child = in_child(lambda: str(engine.sync_engine.pool is before))
-
-    assert all_of(child) == "False"
-    assert engine.sync_engine.pool is before
+        assert connection.execute(text("SELECT count(*) FROM sa_jobs")).scalar_one() == 800
 
 
 def test_an_engine_is_not_kept_for_it(database_url: str) -> None:

@@ -36,6 +36,15 @@ Written = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """A worker's start takes them."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
 def _no_database(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SA_JOBS_DATABASE_URL", raising=False)
     monkeypatch.delenv("DATABASE_URL", raising=False)
@@ -118,13 +127,8 @@ def test_a_worker_that_has_lost_its_supervisor_does_not_take_its_place(
 ) -> None:
     """Or the processes would multiply without end."""
     monkeypatch.setenv("SA_JOBS_LIFELINE", "999999")
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    try:
-        arguments = ["app:jobs", "--processes", "4", "--database-url", "postgresql://h/d"]
-        assert worker_main(arguments) == 1
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    arguments = ["app:jobs", "--processes", "4", "--database-url", "postgresql://h/d"]
+    assert worker_main(arguments) == 1
 
     assert "SA_JOBS_LIFELINE is '999999', which is no socket" in one_line(capsys)
 

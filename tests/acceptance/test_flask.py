@@ -182,15 +182,19 @@ def add(engine: Engine, number: int, **columns: object) -> None:
             connection.execute(Job.__table__.insert().values(values))  # type: ignore[attr-defined]
 
 
-def test_flask_jobs_worker_runs_the_applications_jobs_and_drains(
+def test_flask_jobs_worker_has_the_settings_and_options_that_win_and_drains(
     shop: Path, database_url: str, engine: Engine
 ) -> None:
     add(engine, 3)
-    command = ("flask", "--app", "shop", "jobs", "worker", "--poll", "0.5")
-    with Program(
-        *command, directory=shop, url=database_url, FLASK_SA_JOBS_CONCURRENCY="3"
-    ) as worker:
-        worker.wait_for("serves queues mail with 3 slots")
+    settings = {
+        "FLASK_SA_JOBS_CONCURRENCY": "3",
+        "FLASK_SA_JOBS_QUEUES": '["mail", "reports"]',
+        # Whatever the environment names, the database is the application's.
+        "DATABASE_URL": "postgresql://nobody@localhost:1/nowhere",
+    }
+    command = ("flask", "--app", "shop", "jobs", "worker", "--concurrency", "2")
+    with Program(*command, directory=shop, url=database_url, **settings) as worker:
+        worker.wait_for("serves queues mail, reports with 2 slots")
         wait_until(lambda: len(results(engine)) == 3, "all jobs are done")
         add(engine, 1, handler="wait", payload={"seconds": 2})
         wait_until(lambda: count(engine, "running") == 1, "the last one runs")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import signal
 import sys
 import threading
 import types
@@ -24,7 +22,6 @@ from sa_jobs import JobContext, Jobs, SaJobsError, WorkerOptionError, attach, fi
 from sa_jobs.cli.loading import load_target
 from sa_jobs.cli.program import commands
 from sa_jobs.flask import SAJobs, setting_names
-from sa_jobs.worker.interruptions import STOP_SIGNALS
 from tests.support.looking import job, status
 from tests.support.running import SHORT
 
@@ -751,33 +748,6 @@ def test_commands_find_tables_of_another_name_and_schema(database_url: str, engi
     assert '"post"' in runner.invoke(args=["jobs", "migrations", "sql"]).output
     with engine.begin() as connection:
         connection.execute(text("DROP SCHEMA post CASCADE"))
-
-
-def test_a_worker_by_command_has_the_settings_and_its_options_win(
-    full: Host, engine: Engine, caplog: pytest.LogCaptureFixture
-) -> None:
-    """With max_jobs it ends by itself."""
-    full.jobs.handler("work", queue="mail")(lambda: None)
-    full.app.config.update(SA_JOBS_CONCURRENCY=3, SA_JOBS_QUEUES=["mail", "reports"])
-    (job_id,) = full.enqueue("work")
-    with keeping_signals(), caplog.at_level(logging.INFO, "sa_jobs"):
-        ended = full.app.test_cli_runner().invoke(
-            args=["jobs", "worker", "--max-jobs", "1", "--concurrency", "2"]
-        )
-
-    assert ended.exit_code == 4
-    assert status(engine, job_id) == "done"
-    assert "serves queues mail, reports with 2 slots" in caplog.text
-
-
-@contextmanager
-def keeping_signals() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def test_the_name_of_an_application_or_factory_leads_to_its_jobs(

@@ -1,7 +1,7 @@
 """The SQL expressions that statements share.
 
 Some are spelled otherwise on SQLite, so that a statement itself is written once. SQLite is for
-hosts' unit tests: tables can be created and jobs enqueued there, nothing more.
+hosts' unit tests: tables can be created and jobs enqueued there, and `sa_jobs.testing` runs them.
 """
 
 from __future__ import annotations

@@ -51,7 +51,8 @@ DEFAULT_NAME = "sa_jobs"
 STATES = ("ready", "running", "done", "dead", "cancelled")
 FINAL_STATES = ("done", "dead", "cancelled")
 
-# SQLite is for hosts' unit tests: attach, create_all and enqueue work there, a worker does not.
+# SQLite is for hosts' unit tests: attach, create_all, enqueue and sa_jobs.testing work there, a
+# worker does not.
 _Id = BigInteger().with_variant(Integer(), "sqlite")
 _Json = JSONB(none_as_null=True).with_variant(JSON(none_as_null=True), "sqlite")
 _Time = DateTime(timezone=True)

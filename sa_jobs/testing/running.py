@@ -135,20 +135,19 @@ def _session_of(caller: Any) -> Session:
 
 
 class _Clock:
-    """The database's time, or a later one to which a test has moved on."""
+    """The database's time; once a test lets time pass, it stands still but where it is moved on."""
 
     def __init__(self) -> None:
         self.moved_to: dt.datetime | None = None
 
     def now(self, connection: Connection) -> dt.datetime:
-        now = ledger.clock(connection)
-        return now if self.moved_to is None else max(now, self.moved_to)
+        return self.moved_to or ledger.clock(connection)
 
     def ahead(self, connection: Connection) -> float:
         """Return by how many seconds it is later than what the database takes for now."""
         if self.moved_to is None:
             return 0.0
-        return (self.now(connection) - ledger.transaction_time(connection)).total_seconds()
+        return (self.moved_to - ledger.transaction_time(connection)).total_seconds()
 
 
 class _Bench:
@@ -194,7 +193,10 @@ class _Bench:
     def drain(self, queues: Sequence[str] | None, limit: int, advance: float | None) -> list[Ran]:
         connection = self._connection()
         wanted: dict[str, Any] = {"queues": queues, "handlers": self._jobs.names}
-        until = self._clock.now(connection) + dt.timedelta(seconds=advance or 0)
+        until = self._clock.now(connection)
+        if advance is not None:
+            self._clock.moved_to = until
+            until += dt.timedelta(seconds=advance)
         ran: list[Ran] = []
         passed: list[int] = []
         while True:

@@ -8,7 +8,12 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from sqlalchemy import Connection, Engine, MetaData, select
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    AsyncSession,
+    async_scoped_session,
+)
 from sqlalchemy.orm import DeclarativeBase, Session, scoped_session
 from typing_extensions import assert_type
 
@@ -38,6 +43,16 @@ from sa_jobs import (
 )
 from sa_jobs.enqueue import Cancelled, Retried
 from sa_jobs.models import Failure, Job
+from sa_jobs.testing import (
+    EnqueuedJob,
+    Ran,
+    assert_enqueued,
+    drain,
+    enqueued,
+    refute_enqueued,
+    rolled_back,
+    run_job,
+)
 
 jobs = Jobs()
 
@@ -202,3 +217,55 @@ def run(engine: Engine) -> Any:
     worker = Worker(engine, jobs, queues=["default", "mail"], concurrency=4)
     worker.stop()
     return worker
+
+
+# --- tests --------------------------------------------------------------------------------------
+
+
+def in_a_test(engine: Engine, connection: Connection, scoped: scoped_session[Session]) -> None:
+    with rolled_back(engine, expire_on_commit=False) as session:
+        assert_type(session, Session)
+        noon = dt.datetime.now(dt.timezone.utc)
+        found = assert_enqueued(
+            session,
+            send_receipt,
+            {"invoice_id": 1842},
+            queue="mail",
+            priority=5,
+            run_at=(None, noon),
+            delay=(60, dt.timedelta(hours=1)),
+            tenant="acme",
+            unique_key="u",
+            idempotency_key="i",
+            count=1,
+            tables=tables,
+        )
+        assert_type(found, list[EnqueuedJob])
+        assert_type(found[0].run_at, dt.datetime)
+        assert_type(found[0].delay, dt.timedelta)
+        assert_enqueued(connection, "send_receipt", run_at=noon, delay=60, status=None)
+        refute_enqueued(scoped, send_receipt, {"invoice_id": 1})
+        assert_type(enqueued(session), list[EnqueuedJob])
+        assert_type(enqueued(session, send_receipt, status="dead"), list[EnqueuedJob])
+        ran = run_job(session, jobs, found[0], raise_errors=False)
+        assert_type(ran, Ran)
+        assert_type(ran.job, EnqueuedJob)
+        assert_type(ran.status, str)
+        assert_type(ran.error, BaseException | None)
+        assert_type(run_job(scoped, jobs, 1), Ran)
+        assert_type(
+            drain(session, jobs, queues=["mail"], limit=5, advance=dt.timedelta(hours=1)),
+            list[Ran],
+        )
+        assert_enqueued(session, send_receipt, que="mail")  # type: ignore[call-overload]
+        drain(session, jobs, limit="5")  # type: ignore[call-overload]
+
+
+async def in_an_async_test(engine: AsyncEngine, scoped: async_scoped_session[AsyncSession]) -> None:
+    async with rolled_back(engine) as session:
+        assert_type(session, AsyncSession)
+        assert_type(await assert_enqueued(session, send_receipt), list[EnqueuedJob])
+        assert_type(await refute_enqueued(scoped, send_receipt), None)
+        assert_type(await enqueued(session), list[EnqueuedJob])
+        assert_type(await run_job(session, jobs, 1), Ran)
+        assert_type(await drain(scoped, jobs, advance=60), list[Ran])

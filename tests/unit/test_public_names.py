@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import sa_jobs
+import sa_jobs.testing
 
 
 def run(code: str, *options: str) -> None:
@@ -28,8 +29,8 @@ def run(code: str, *options: str) -> None:
 
 def public_things() -> list[tuple[str, Any]]:
     things: list[tuple[str, Any]] = []
-    for name in sa_jobs.__all__:
-        value = getattr(sa_jobs, name)
+    for module, name in [(m, name) for m in (sa_jobs, sa_jobs.testing) for name in m.__all__]:
+        value = getattr(module, name)
         things.append((name, value))
         if inspect.isclass(value):
             things += [
@@ -41,15 +42,16 @@ def public_things() -> list[tuple[str, Any]]:
     return things
 
 
-def test_all_is_sorted_and_whole() -> None:
-    assert sa_jobs.__all__ == sorted(sa_jobs.__all__)
+@pytest.mark.parametrize("module", [sa_jobs, sa_jobs.testing])
+def test_all_is_sorted_and_whole(module: Any) -> None:
+    assert module.__all__ == sorted(module.__all__)
     here = {
         name
-        for name, value in vars(sa_jobs).items()
+        for name, value in vars(module).items()
         if not name.startswith("_") and not isinstance(value, types.ModuleType)
     }
     # A function hides the file of its name.
-    assert here == set(sa_jobs.__all__)
+    assert here == set(module.__all__)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +71,14 @@ def test_every_error_of_ours_has_one_base() -> None:
     assert all(issubclass(error, sa_jobs.SaJobsError) for error in errors)
 
 
+def test_the_testing_kit_loads_no_pytest_and_no_asyncio_of_sqlalchemy() -> None:
+    run("""
+        import sys, sa_jobs.testing
+        unwanted = {"pytest", "psycopg", "sqlalchemy.ext.asyncio"}
+        assert not unwanted & sys.modules.keys()
+    """)
+
+
 def test_importing_the_package_loads_nothing_that_it_does_not_need() -> None:
     run("""
         import sys, sqlalchemy.orm
@@ -78,6 +88,16 @@ def test_importing_the_package_loads_nothing_that_it_does_not_need() -> None:
         loaded = sys.modules.keys() - before
         assert not unwanted & loaded, unwanted & loaded
         assert "sqlalchemy.ext.asyncio" not in sys.modules
+    """)
+
+
+def test_the_plugin_for_pytest_loads_nothing_before_a_fixture_is_used() -> None:
+    run("""
+        import sys, pytest
+        before = set(sys.modules)
+        import sa_jobs_pytest
+        loaded = {name.partition(".")[0] for name in sys.modules.keys() - before}
+        assert loaded == {"sa_jobs_pytest"}, loaded
     """)
 
 

@@ -14,6 +14,7 @@ from sqlalchemy import URL, Connection, Engine, MetaData, NullPool, create_engin
 from sa_jobs.cli.invocation import Application, current_application, meant_tables
 from sa_jobs.cli.output import check_output
 from sa_jobs.errors import SaJobsError, SchemaVersionError
+from sa_jobs.handlers import Jobs
 from sa_jobs.models import DEFAULT_NAME, DEFAULT_TABLES, Tables, attach
 from sa_jobs.poolers import avoid_prepared_statements
 from sa_jobs.urls import database_url
@@ -47,6 +48,14 @@ class Place:
         if self.schema is None and self.name == DEFAULT_NAME:
             return DEFAULT_TABLES
         return attach(MetaData(), name=self.name, schema=self.schema, register=False)
+
+    @property
+    def jobs(self) -> Jobs | None:
+        """The handlers of the application that has these tables, if the command is inside of it."""
+        jobs = None if self.application is None else self.application.jobs
+        if jobs is None or (jobs.tables.schema, jobs.tables.name) != (self.schema, self.name):
+            return None
+        return jobs
 
     def engine(self) -> Engine:
         """Return an engine on the database; raises DatabaseUrlError if none is named."""

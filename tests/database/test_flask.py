@@ -14,7 +14,7 @@ from typing import Any
 import click
 import pytest
 from flask import Flask, current_app, g, has_app_context
-from sqlalchemy import Engine, String, create_engine, text
+from sqlalchemy import Engine, String, UpdateBase, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -721,6 +721,84 @@ def test_commands_work_on_the_applications_database_and_tables(
     assert code == 2
     assert "Traceback" not in output
     assert full.checked_out() == 0
+
+
+def test_a_job_that_is_enqueued_by_command_has_its_handlers_policy(
+    full: Host, engine: Engine
+) -> None:
+    @full.jobs.handler("work", queue="mail", priority=7, max_attempts=3)
+    def work(number: int) -> None: ...
+
+    def run(*arguments: str) -> tuple[int, str]:
+        ended = full.app.test_cli_runner().invoke(args=["jobs", "enqueue", *arguments])
+        return ended.exit_code, ended.output
+
+    code, output = run("work", "--payload", '{"number": 1}', "--priority", "1")
+    assert code == 0
+    added = job(engine, int(output))
+    assert (added.queue, added.priority, added.max_attempts) == ("mail", 1, 3)
+
+    code, output = run("wrok", "--payload", '{"number": 1}')
+    assert (code, output.count("\n")) == (1, 1)
+    assert "handler 'wrok' is not registered here; there are: work" in output
+    code, output = run("work", "--payload", '{"nmber": 1}')
+    assert (code, output.count("\n")) == (2, 1)
+    assert "nmber" in output
+
+
+def test_a_session_that_routes_reads_to_a_replica_enqueues_and_works_on_the_primary(
+    database_url: str, engine: Engine
+) -> None:
+    class Routing(flask_sqlalchemy.session.Session):  # type: ignore[misc, name-defined]
+        def get_bind(self, mapper: Any = None, clause: Any = None, **rest: Any) -> Any:
+            writes = self._flushing or isinstance(clause, UpdateBase)
+            return self._db.engines[None if writes else "replica"]
+
+    class Base(DeclarativeBase):
+        pass
+
+    class Order(Base):
+        __tablename__ = "orders"
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    db = flask_sqlalchemy.SQLAlchemy(model_class=Base, session_options={"class_": Routing})
+    jobs = Jobs(attach(Base))
+    app = Flask("shop")
+    # Whatever is written there is an error.
+    replica = make_url(database_url).update_query_dict(
+        {"options": "-c default_transaction_read_only=on"}
+    )
+    app.config.update(SQLALCHEMY_DATABASE_URI=database_url, SQLALCHEMY_BINDS={"replica": replica})
+    db.init_app(app)
+    extension = SAJobs(jobs, db, app=app)
+    Order.__table__.create(engine)  # type: ignore[attr-defined]
+
+    @jobs.handler("work")
+    def work(session: Session) -> str:
+        session.add(Order())
+        session.flush()
+        return str(session.execute(text("SHOW transaction_read_only")).scalar_one())
+
+    with app.app_context():
+        engines = list(db.engines.values())
+        first = jobs.enqueue(db.session, "work", idempotency_key="k")
+        again = jobs.enqueue(db.session, "work", idempotency_key="k")
+        assert (first.id, first.created, again.id, again.created) == (
+            again.id,
+            True,
+            first.id,
+            False,
+        )
+        db.session.commit()
+        extension.worker(**SHORT).run_until_empty()
+    for each in engines:
+        each.dispose()
+
+    ended = job(engine, first.id)
+    assert (ended.status, ended.result, ended.last_error) == ("done", "on", None)
+    with engine.begin() as connection:
+        assert connection.execute(text("SELECT count(*) FROM orders")).scalar_one() == 1
+    Order.__table__.drop(engine)  # type: ignore[attr-defined]
 
 
 def test_commands_find_tables_of_another_name_and_schema(database_url: str, engine: Engine) -> None:

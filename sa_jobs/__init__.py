@@ -2,20 +2,15 @@
 
 from sa_jobs.backoff import equal_jitter, exponential, fixed, full_jitter
 from sa_jobs.context import ClaimedJob, JobContext
-from sa_jobs.enqueue import (
-    Enqueued,
-    Row,
-    cancel,
-    enqueue,
-    enqueue_from_select,
-    enqueue_many,
-    retry,
-)
+from sa_jobs.enqueue import cancel, enqueue, enqueue_from_select, enqueue_many, retry
 from sa_jobs.errors import (
     AttachError,
+    AttemptLostError,
+    AttemptTimeoutError,
     DuplicateJobError,
     EnqueueRaceError,
     HandlerError,
+    HookError,
     InvalidJobError,
     InvalidJobTypeError,
     MigrationError,
@@ -29,20 +24,28 @@ from sa_jobs.errors import (
     WorkerOptionError,
 )
 from sa_jobs.handlers import Jobs
+from sa_jobs.hooks import Enqueuing
+from sa_jobs.inserts import Enqueued
+from sa_jobs.job_options import Row
 from sa_jobs.models import Tables, attach
 from sa_jobs.outcome import Discard, Retry, Snooze
-from sa_jobs.worker import Worker
+from sa_jobs.worker import Around, Worker
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Around",
     "AttachError",
+    "AttemptLostError",
+    "AttemptTimeoutError",
     "ClaimedJob",
     "Discard",
     "DuplicateJobError",
     "EnqueueRaceError",
     "Enqueued",
+    "Enqueuing",
     "HandlerError",
+    "HookError",
     "InvalidJobError",
     "InvalidJobTypeError",
     "JobContext",

@@ -10,10 +10,12 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
-from sqlalchemy import update
-from sqlalchemy.engine import Connection
+from sqlalchemy import func, select, update
+from sqlalchemy.engine import Connection, TwoPhaseTransaction
 from sqlalchemy.orm import Session, scoped_session
 
 from sa_jobs.models import Tables
@@ -85,13 +87,41 @@ def connection_of(caller: Any, tables: Tables) -> Connection:
         return caller
     if isinstance(caller, (Session, scoped_session)):
         caller.flush()
-        return caller.connection(
-            bind_arguments={"mapper": tables.Job.__mapper__, "clause": update(tables.jobs)}  # type: ignore[attr-defined]
-        )
+        # A copy, since sessions add to it.
+        return caller.connection(bind_arguments=dict(_bind_arguments(tables)))
     raise TypeError(
         "expected a Session, scoped_session or Connection (or their asynchronous kinds), "
         f"not {type(caller).__name__}"
     )
+
+
+def writable(caller: Any, tables: Tables) -> Connection:
+    """Return the connection as `connection_of` does, for a call that may notify workers."""
+    connection = connection_of(caller, tables)
+    if connection.dialect.name == "postgresql" and (
+        getattr(caller, "twophase", False)
+        or isinstance(connection.get_transaction(), TwoPhaseTransaction)
+    ):
+        # PREPARE TRANSACTION fails in a transaction that has notified.
+        connection.execute(select(func.set_config("sa_jobs.notify", "off", True)))
+    return connection
+
+
+def savepoint(connection: Connection) -> AbstractContextManager[Any]:
+    """Begin a savepoint; in autocommit mode there is none, and no transaction to keep usable."""
+    return nullcontext() if is_autocommit(connection) else connection.begin_nested()
+
+
+def is_autocommit(connection: Connection) -> bool:
+    """Return whether PostgreSQL commits each statement of a connection at once."""
+    return connection.dialect.name == "postgresql" and bool(
+        getattr(connection.connection.dbapi_connection, "autocommit", False)
+    )
+
+
+@lru_cache(maxsize=64)
+def _bind_arguments(tables: Tables) -> dict[str, Any]:
+    return {"mapper": tables.Job.__mapper__, "clause": update(tables.jobs)}  # type: ignore[attr-defined]
 
 
 def run_sync_of(caller: Any) -> Callable[..., Any] | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from sa_jobs import jsontext
 from sa_jobs.error_text import message_text
 from sa_jobs.errors import InvalidJobError
+from sa_jobs.meta import meta_of
 
 logger = logging.getLogger("sa_jobs.job")
 
@@ -53,6 +54,11 @@ class ClaimedJob:
                 "handler's arguments"
             )
         return payload
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """What the job carries beside its payload, decoded anew at each access."""
+        return meta_of(self.meta_text)
 
     @property
     def final_attempt(self) -> bool:

@@ -39,6 +39,21 @@ class HandlerError(SaJobsError, TypeError):
     """A function cannot be registered as a handler; the text says why, and the way out."""
 
 
+class HookError(SaJobsError, TypeError):
+    """A function cannot be registered as a hook; the text says why, and the way out."""
+
+
+class AttemptTimeoutError(SaJobsError, TimeoutError):
+    """What hooks get for an attempt that ran out of its handler's time-out; never raised."""
+
+
+class AttemptLostError(SaJobsError):
+    """What hooks get for an attempt that ended without its handler's word; never raised.
+
+    Its worker died, or lost the database for longer than the lease, or its end was refused there.
+    """
+
+
 class AttachError(SaJobsError, ValueError):
     """`attach()` cannot put the tables into this metadata under this name."""
 

@@ -6,22 +6,26 @@ hosts' unit tests: tables can be created and jobs enqueued there, and `sa_jobs.t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sqlalchemy import (
     ARRAY,
+    Boolean,
     ColumnElement,
     DateTime,
     Interval,
     Table,
     TableValuedAlias,
     Text,
+    any_,
     bindparam,
     case,
     cast,
     column,
     func,
     literal_column,
+    select,
 )
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.compiler import compiles
@@ -46,12 +50,30 @@ def array(name: str, kind: Any) -> ColumnElement[Any]:
     return cast(bindparam(name, type_=ARRAY(kind)), ARRAY(kind))
 
 
-def unnest(name: str, kinds: dict[str, Any], *, ordinality: str | None = None) -> TableValuedAlias:
+def json_array(name: str, kind: Any) -> ColumnElement[Any]:
+    """Return a parameter of JSON text, an array, as an array of this type.
+
+    Drivers write long lists slowly, each in a way of its own; of one text they make nothing.
+    """
+    document = json_value(bindparam(name, type_=Text()))
+    elements = (
+        func.jsonb_array_elements if isinstance(kind, JSONB) else func.jsonb_array_elements_text
+    )
+    return cast(func.array(select(elements(document)).scalar_subquery()), ARRAY(kind))
+
+
+def unnest(
+    name: str,
+    kinds: dict[str, Any],
+    *,
+    ordinality: str | None = None,
+    parameter: Callable[[str, Any], ColumnElement[Any]] = array,
+) -> TableValuedAlias:
     """Return parallel array parameters as a table, each column named as its parameter."""
     return (
-        func.unnest(*(array(parameter, kind) for parameter, kind in kinds.items()))
+        func.unnest(*(parameter(column_name, kind) for column_name, kind in kinds.items()))
         .table_valued(
-            *(column(parameter, kind) for parameter, kind in kinds.items()),
+            *(column(column_name, kind) for column_name, kind in kinds.items()),
             with_ordinality=ordinality,
         )
         .render_derived(name=name)
@@ -89,10 +111,20 @@ class json_object(FunctionElement[Any]):  # noqa: N801
 
 
 class due_at(FunctionElement[Any]):  # noqa: N801
-    """`(run_at, delay, now)`: the given time, or where it is NULL the delay in seconds from now."""
+    """`(run_at, delay, now)`: the given time, or where it is NULL the delay in seconds from now.
+
+    `(now)` alone is now.
+    """
 
     inherit_cache = True
     type = DateTime(timezone=True)
+
+
+class one_of(FunctionElement[bool]):  # noqa: N801
+    """`(value, parameter)`: whether the value is in a parameter of JSON text, an array of texts."""
+
+    inherit_cache = True
+    type = Boolean()
 
 
 @compiles(table_name)
@@ -132,12 +164,30 @@ def _(element: Any, compiler: Any, **kw: Any) -> str:
 
 @compiles(due_at)
 def _(element: Any, compiler: Any, **kw: Any) -> str:
-    run_at, delay, now = element.clauses
+    *given, now = element.clauses
+    if not given:
+        return compiler.process(now, **kw)  # type: ignore[no-any-return]
+    run_at, delay = given
     return compiler.process(func.coalesce(run_at, now + seconds(delay)), **kw)  # type: ignore[no-any-return]
 
 
 @compiles(due_at, "sqlite")
 def _(element: Any, compiler: Any, **kw: Any) -> str:
-    run_at, delay, _now = element.clauses
-    now = f"strftime('%Y-%m-%d %H:%M:%f000', 'now', {compiler.process(delay, **kw)} || ' seconds')"
-    return f"coalesce({compiler.process(run_at, **kw)}, {now})"
+    *given, _now = element.clauses
+    now = "strftime('%Y-%m-%d %H:%M:%f000', 'now'"
+    if not given:
+        return f"{now})"
+    run_at, delay = (compiler.process(part, **kw) for part in given)
+    return f"coalesce({run_at}, {now}, {delay} || ' seconds'))"
+
+
+@compiles(one_of)
+def _(element: Any, compiler: Any, **kw: Any) -> str:
+    value, name = element.clauses
+    return compiler.process(value == any_(json_array(name.key, Text())), **kw)  # type: ignore[no-any-return]
+
+
+@compiles(one_of, "sqlite")
+def _(element: Any, compiler: Any, **kw: Any) -> str:
+    value, name = (compiler.process(part, **kw) for part in element.clauses)
+    return f"{value} IN (SELECT value FROM json_each({name}))"

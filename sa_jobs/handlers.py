@@ -14,25 +14,29 @@ from sa_jobs import limits
 from sa_jobs.backoff import DEFAULT_BACKOFF, Backoff
 from sa_jobs.connections import Caller, operation_method
 from sa_jobs.enqueue import (
-    DEFAULT_MAX_ATTEMPTS,
-    DEFAULT_QUEUE,
     Cancelled,
-    Delay,
-    Enqueued,
-    HandlerName,
-    OnConflict,
-    Payload,
     Retried,
-    Row,
     cancel,
     enqueue,
     enqueue_from_select,
     enqueue_many,
-    payload_columns,
     retry,
 )
 from sa_jobs.errors import HandlerError, InvalidJobError, UnknownHandlerError
+from sa_jobs.hooks import HasHooks
+from sa_jobs.inserts import Enqueued
+from sa_jobs.job_options import (
+    DEFAULT_MAX_ATTEMPTS,
+    DEFAULT_QUEUE,
+    Delay,
+    HandlerName,
+    OnConflict,
+    Payload,
+    Row,
+)
+from sa_jobs.meta import Meta
 from sa_jobs.models import DEFAULT_TABLES, Tables
+from sa_jobs.select_columns import payload_columns
 from sa_jobs.signatures import Signature, read_signature
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -52,7 +56,7 @@ class Handler:
     timeout: float | None
 
 
-class Jobs:
+class Jobs(HasHooks):
     """The handlers that an application has, by name, and the tables that its jobs are in.
 
     A worker claims only jobs whose handler its `Jobs` has: a row can name a handler, it cannot
@@ -65,6 +69,7 @@ class Jobs:
         *,
         max_payload_bytes: int = limits.MAX_PAYLOAD_BYTES,
     ) -> None:
+        super().__init__()
         self.tables = tables
         self.max_payload_bytes = max_payload_bytes
         self._by_name: dict[str, Handler] = {}
@@ -207,6 +212,7 @@ class Jobs:
         tenant: str | None = None,
         idempotency_key: str | None = None,
         unique_key: str | None = None,
+        meta: Meta | None = None,
         on_conflict: OnConflict = "existing",
     ) -> Enqueued:
         """Add a job as `sa_jobs.enqueue` does; the handler's policy fills what is left out.
@@ -226,6 +232,7 @@ class Jobs:
             tenant=tenant,
             idempotency_key=idempotency_key,
             unique_key=unique_key,
+            meta=self._meta(registered, queue, 1, meta),
             on_conflict=on_conflict,
             max_payload_bytes=self.max_payload_bytes,
             tables=self.tables,
@@ -244,6 +251,8 @@ class Jobs:
         delay: Delay | None = None,
         max_attempts: int | None = None,
         tenant: str | None = None,
+        meta: Meta | None = None,
+        on_conflict: OnConflict = "existing",
     ) -> list[Enqueued]:
         """Add many jobs as `sa_jobs.enqueue_many` does, by the handler's policy, checked first."""
         registered = self[handler]
@@ -259,6 +268,8 @@ class Jobs:
             run_at=run_at,
             delay=delay,
             tenant=tenant,
+            meta=self._meta(registered, queue, len(rows), meta),
+            on_conflict=on_conflict,
             max_payload_bytes=self.max_payload_bytes,
             tables=self.tables,
         )
@@ -276,6 +287,7 @@ class Jobs:
         delay: Delay | None = None,
         max_attempts: int | None = None,
         tenant: str | None = None,
+        meta: Meta | None = None,
     ) -> int:
         """Add a job per row as `sa_jobs.enqueue_from_select` does, with the handler's policy.
 
@@ -291,6 +303,7 @@ class Jobs:
             run_at=run_at,
             delay=delay,
             tenant=tenant,
+            meta=self._meta(registered, queue, None, meta),
             tables=self.tables,
         )
 
@@ -310,6 +323,12 @@ class Jobs:
     ) -> Retried:
         """Retry a dead or cancelled job as `sa_jobs.retry` does, in this registry's tables."""
         return retry(session, job_id, run_at=run_at, delay=delay, tables=self.tables)
+
+    def _meta(
+        self, handler: Handler, queue: str | None, count: int | None, meta: Meta | None
+    ) -> Meta | None:
+        queue = handler.queue if queue is None else queue
+        return self.hooks.meta_of(handler.name, queue, count, meta)
 
     @staticmethod
     def _policy(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-import unicodedata
+import re
 from typing import Any
 
 from sa_jobs.errors import InvalidJobError, InvalidJobTypeError
@@ -18,12 +18,14 @@ MAX_ROWS = 2**62
 # timestamptz ends in the year 294276, datetime in 9999; a delay must stay inside both.
 MAX_DELAY_SECONDS = 100 * 365 * 86_400.0
 _DAY = dt.timedelta(days=1)
+# Those of the Unicode category Cc.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def check_name(what: str, value: Any, *, max_bytes: int = MAX_NAME_BYTES) -> str:
     """Return `value` if it can be a queue, a handler, a tenant or a worker id."""
     text = _check_text(what, value, max_bytes)
-    if any(unicodedata.category(character) == "Cc" for character in text):
+    if _CONTROL.search(text):
         raise InvalidJobError(f"{what} must not contain control characters: {text!r}")
     return text
 

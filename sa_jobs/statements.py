@@ -14,7 +14,7 @@ the partial index on running rows, and walk that index's dead entries.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -59,8 +59,10 @@ from sa_jobs.expressions import (
     LATEST,
     array,
     due_at,
+    json_array,
     json_object,
     json_value,
+    one_of,
     readable,
     seconds,
     table_name,
@@ -89,7 +91,7 @@ _SWEEP_LOCK = int.from_bytes(b"swp", "big") << 32
 ENQUEUE_COLUMNS: dict[str, Any] = {
     "queue": Text(),
     "handler": Text(),
-    "payload": Text(),
+    "payload": JSONB(),
     "priority": SmallInteger(),
     "tenant": Text(),
     "run_at": DateTime(timezone=True),
@@ -99,8 +101,11 @@ ENQUEUE_COLUMNS: dict[str, Any] = {
 }
 
 # A job is due at `run_at`, or where that is NULL `delay` seconds from now.
-_ENQUEUE_PARAMETERS = {**ENQUEUE_COLUMNS, "delay": Double()}
-_MANY_PARAMETERS = {**_ENQUEUE_PARAMETERS, "id": BigInteger()}
+_DUE = {"run_at": ENQUEUE_COLUMNS["run_at"], "delay": Double()}
+_MANY_PARAMETERS = {**ENQUEUE_COLUMNS, **_DUE, "id": BigInteger()}
+# JSON goes in as text that is cast, so that no driver or engine has a say in it.
+_ONE_PARAMETERS = {**ENQUEUE_COLUMNS, **_DUE, "payload": Text(), "meta": Text()}
+KEYS = ("idempotency_key", "unique_key")
 
 # The columns of a select by which `insert_select` sets options in place of payload keys.
 OPTION_LABELS = {
@@ -118,38 +123,55 @@ built = lru_cache(maxsize=512)
 
 
 @built
-def insert_one(tables: Tables, *, keyed: bool, now: Moment = NOW) -> Executable:
-    """Insert one job and return its id; with `keyed`, return no row where a key is taken.
+def insert_one(tables: Tables, *, given: frozenset[str], now: Moment = NOW) -> Executable:
+    """Insert one job and return its id; with a key in `given`, return no row where it is taken.
 
-    Parameters: those of ENQUEUE_COLUMNS (`run_at` may be None) and `delay` in seconds.
+    Parameters: those of ENQUEUE_COLUMNS that `given` names, and `delay` in seconds with `run_at`
+    (which may be None); without the two the job is due now. `meta` may be given, too.
     """
-    statement = pg_insert(tables.jobs).values(_insertable(_parameters(), now))
-    if keyed:
-        statement = statement.on_conflict_do_nothing()
-    return statement.returning(tables.jobs.c.id)
+    values = _insertable(
+        {name: bindparam(name, type_=_ONE_PARAMETERS[name]) for name in given}, now
+    )
+    values["payload"] = json_value(values["payload"])
+    statement = pg_insert(tables.jobs).values(values)
+    return _or_nothing(statement, given).returning(tables.jobs.c.id)
 
 
 @built
-def insert_many(tables: Tables, *, varying: frozenset[str], now: Moment = NOW) -> Executable:
-    """Insert the jobs of parallel arrays, in their order, and return the new ones' ids and keys.
+def insert_many(
+    tables: Tables, *, given: frozenset[str], varying: frozenset[str], now: Moment = NOW
+) -> Executable:
+    """Insert the jobs of parallel arrays, in their order, and select the new ones' ids.
 
-    The rows are (id, idempotency_key, unique_key). The parameters, those of `insert_one`, are
-    arrays of one length if they are in `varying`, else single values that all rows share. With `id`
-    in `varying` the ids are given too. Rows whose key is taken, also by an earlier row of the
-    batch, are left out.
+    They are selected as the JSON text of one array, or NULL for none: rows by the thousand would
+    cost the client more time than all else.
+
+    The parameters are those of `insert_one`: those in `varying` are JSON text, arrays of one
+    length; the others in `given` are single values that all rows share. With `id` in `varying` the
+    ids are given too. Rows whose key is taken, also by an earlier row of the batch, are left out;
+    then, without `id`, each element is an array of the id and the keys.
     """
-    kinds = {name: kind for name, kind in _MANY_PARAMETERS.items() if name in varying}
-    rows = unnest("given", kinds, ordinality="position")
-    source = _insertable({**_parameters(), **{name: rows.c[name] for name in kinds}}, now)
-    if "id" in kinds:
+    rows = unnest(
+        "given",
+        {name: kind for name, kind in _MANY_PARAMETERS.items() if name in varying},
+        ordinality="position",
+        parameter=json_array,
+    )
+    shared = {name: bindparam(name, type_=_ONE_PARAMETERS[name]) for name in given - varying}
+    source = _insertable({**shared, **{name: rows.c[name] for name in varying}}, now)
+    if "id" in varying:
         source["id"] = rows.c.id
     jobs = tables.jobs
-    return (
-        pg_insert(jobs)
-        .from_select(list(source), select(*source.values()).order_by(rows.c.position))
-        .on_conflict_do_nothing()
-        .returning(jobs.c.id, jobs.c.idempotency_key, jobs.c.unique_key)
+    statement = pg_insert(jobs).from_select(
+        list(source), select(*source.values()).order_by(rows.c.position)
     )
+    keys = [name for name in KEYS if name in varying]
+    returned = [jobs.c.id, *(jobs.c[name] for name in keys)]
+    added = _or_nothing(statement, keys).returning(*returned).cte("sa_jobs_added")
+    element: ColumnElement[Any] = added.c.id
+    if keys and "id" not in varying:
+        element = func.json_build_array(*added.c)
+    return select(cast(func.json_agg(element), Text))
 
 
 def insert_select(
@@ -158,7 +180,8 @@ def insert_select(
     """Insert one job for each row of `query`; rows whose key is taken are left out.
 
     Columns labelled as in OPTION_LABELS set the job's options, the others are the payload. What no
-    column sets comes from `options`: values for ENQUEUE_COLUMNS but the payload, and `delay`.
+    column sets comes from `options`: values for ENQUEUE_COLUMNS but the payload, `delay`, and
+    perhaps `meta`.
     """
     return _insert_from(tables, query.subquery(SOURCE), options, now, true())
 
@@ -198,26 +221,28 @@ def insert_select_checked(
 
 @built
 def next_ids(tables: Tables) -> Select[Any]:
-    """Take the ids of `count` new jobs; select NULLs to a role that may not use the sequence.
+    """Take the ids of `count` new jobs, and select them as the JSON text of one array.
 
-    Inserting needs no privilege on the sequence, but taking an id before the insert does.
+    To a role that may not use the sequence its elements are NULL. Inserting needs no privilege on
+    the sequence, but taking an id before the insert does.
     """
     sequence = cast(
         func.pg_get_serial_sequence(table_name(tables.jobs), literal_column("'id'")), REGCLASS
     )
     # Scalar subqueries, so that the sequence is looked for once.
     allowed = select(func.has_sequence_privilege(sequence, literal_column("'USAGE, UPDATE'")))
-    return select(
-        case((allowed.scalar_subquery(), func.nextval(select(sequence).scalar_subquery())))
-    ).select_from(func.generate_series(literal_column("1"), bindparam("count", type_=BigInteger())))
+    id = case((allowed.scalar_subquery(), func.nextval(select(sequence).scalar_subquery())))
+    return select(cast(func.json_agg(id), Text)).select_from(
+        func.generate_series(literal_column("1"), bindparam("count", type_=BigInteger()))
+    )
 
 
 @built
 def existing(tables: Tables) -> Select[Any]:
     """Select the jobs that hold one of the keys: id, status, queue, handler and both keys.
 
-    Parameters: `idempotency_keys`, `unique_keys` (lists). A unique key is held by a job that is
-    ready or running, an idempotency key by a job in any state.
+    Parameters: `idempotency_keys`, `unique_keys` (JSON text, arrays). A unique key is held by a job
+    that is ready or running, an idempotency key by a job in any state.
     """
     jobs = tables.jobs
     return select(
@@ -229,9 +254,9 @@ def existing(tables: Tables) -> Select[Any]:
         jobs.c.unique_key,
     ).where(
         or_(
-            jobs.c.idempotency_key.in_(bindparam("idempotency_keys", expanding=True)),
+            one_of(jobs.c.idempotency_key, bindparam("idempotency_keys", type_=Text())),
             and_(
-                jobs.c.unique_key.in_(bindparam("unique_keys", expanding=True)),
+                one_of(jobs.c.unique_key, bindparam("unique_keys", type_=Text())),
                 jobs.c.status.in_(LIVE),
             ),
         )
@@ -260,6 +285,45 @@ def replace(tables: Tables, *, now: Moment = NOW) -> Executable:
             updated_at=now,
         )
         .returning(jobs.c.id, jobs.c.queue)
+    )
+
+
+@built
+def replace_many(tables: Tables, *, now: Moment = NOW) -> Executable:
+    """Give jobs of `handler` that are still ready another payload and run_at; return their queues.
+
+    Parameters beside it, JSON text of arrays: `ids`, `queue` (the jobs' own), `payload`, `run_at`,
+    `delay`. The rows are locked in the order of their ids.
+    """
+    jobs = tables.jobs
+    kinds = {"ids": BigInteger(), "queue": Text(), "payload": JSONB(), **_DUE}
+    given = unnest("given", kinds, parameter=json_array)
+    mine = (
+        select(jobs.c.id)
+        .select_from(jobs.join(given, jobs.c.id == given.c.ids))
+        .where(
+            # The array keeps the plan on the primary key; the join alone scans the table.
+            jobs.c.id == any_(json_array("ids", BigInteger())),
+            jobs.c.queue == given.c.queue,
+            jobs.c.handler == bindparam("handler", type_=Text()),
+            jobs.c.status == READY,
+        )
+        .order_by(jobs.c.id)
+        .with_for_update(key_share=True, of=jobs)
+        .cte("mine")
+    )
+    return (
+        update(jobs)
+        .where(
+            jobs.c.id == any_(func.array(select(mine.c.id).scalar_subquery())),
+            jobs.c.id == given.c.ids,
+        )
+        .values(
+            payload=given.c.payload,
+            run_at=due_at(given.c.run_at, given.c.delay, now),
+            updated_at=now,
+        )
+        .returning(jobs.c.queue)
     )
 
 
@@ -636,17 +700,20 @@ def reclaim(tables: Tables, *, alone: bool = False, now: Moment = NOW) -> Execut
 # --- pieces -------------------------------------------------------------------------------------
 
 
-def _parameters() -> dict[str, ColumnElement[Any]]:
-    return {name: bindparam(name, type_=kind) for name, kind in _ENQUEUE_PARAMETERS.items()}
-
-
 def _insertable(
     values: dict[str, ColumnElement[Any]], now: Moment
 ) -> dict[str, ColumnElement[Any]]:
-    columns = {name: values[name] for name in ENQUEUE_COLUMNS}
-    columns["payload"] = json_value(values["payload"])
-    columns["run_at"] = due_at(values["run_at"], values["delay"], now)
+    columns = {name: values[name] for name in ENQUEUE_COLUMNS if name in values}
+    columns["run_at"] = due_at(*(values[name] for name in _DUE if name in values), now)
+    if "meta" in values:
+        columns["meta"] = json_value(values["meta"])
     return columns
+
+
+def _or_nothing(statement: Insert, given: Collection[str]) -> Insert:
+    """Leave out rows whose key is taken; what has none is inserted faster without the clause."""
+    keyed = any(name in given for name in KEYS)
+    return statement.on_conflict_do_nothing() if keyed else statement
 
 
 def _insert_from(
@@ -660,9 +727,13 @@ def _insert_from(
         # The query's own parameters may have any name; one that is unique never takes their place.
         return bindparam(f"sa_jobs_{name}", value, type_=kind, unique=True)
 
-    values = {
-        name: bound(name, options.get(name), kind) for name, kind in _ENQUEUE_PARAMETERS.items()
-    }
+    options = {"delay": 0.0, **options}
+    values = {name: bound(name, options.get(name), kind) for name, kind in _ONE_PARAMETERS.items()}
+    if "meta" in options:
+        values["meta"] = json_value(values["meta"])
+    else:
+        # Left to the column's default.
+        del values["meta"]
     arguments: list[Any] = []
     for label, given in source.c.items():
         if label in OPTION_LABELS:
@@ -673,11 +744,11 @@ def _insert_from(
             arguments += [bound("key", label, Text()), given]
     values["payload"] = json_object(*arguments)
     values["run_at"] = due_at(values["run_at"], values.pop("delay"), now)
-    return (
-        pg_insert(tables.jobs)
-        .from_select(list(values), select(*values.values()).where(condition))
-        .on_conflict_do_nothing()
+    statement = pg_insert(tables.jobs).from_select(
+        list(values), select(*values.values()).where(condition)
     )
+    options_set = {name for label, name in OPTION_LABELS.items() if label in source.c}
+    return _or_nothing(statement, options_set)
 
 
 def _refused(option: str, given: ColumnElement[Any]) -> ColumnElement[bool]:
@@ -701,8 +772,7 @@ def _refused(option: str, given: ColumnElement[Any]) -> ColumnElement[bool]:
 
 
 def _due(now: Moment) -> ColumnElement[Any]:
-    parameters = _parameters()
-    return due_at(parameters["run_at"], parameters["delay"], now)
+    return due_at(*(bindparam(name, type_=kind) for name, kind in _DUE.items()), now)
 
 
 def _owned(jobs: Any, given: TableValuedAlias) -> ColumnElement[bool]:

@@ -26,11 +26,11 @@ from sa_jobs.cli.output import (
     shown,
 )
 from sa_jobs.cli.worker import check_seconds
-from sa_jobs.enqueue import DEFAULT_MAX_ATTEMPTS, DEFAULT_QUEUE
 from sa_jobs.enqueue import cancel as cancel_job
 from sa_jobs.enqueue import enqueue as enqueue_job
 from sa_jobs.enqueue import retry as retry_job
 from sa_jobs.errors import SaJobsError
+from sa_jobs.job_options import DEFAULT_MAX_ATTEMPTS, DEFAULT_QUEUE
 from sa_jobs.limits import MAX_ATTEMPTS, MAX_PAYLOAD_BYTES, MAX_PRIORITY, MIN_PRIORITY
 from sa_jobs.models import STATES, Tables
 

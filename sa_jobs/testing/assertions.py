@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, NamedTuple, NoReturn, ParamSpec, TypeVar, cast
 
 from sa_jobs.connections import Caller, Operation, connection_of, operation
-from sa_jobs.enqueue import HandlerName
+from sa_jobs.job_options import HandlerName
 from sa_jobs.models import DEFAULT_TABLES, Tables
 from sa_jobs.testing.expectations import Delays, Expectation, Times, expectation, listing
 from sa_jobs.testing.rows import EnqueuedJob, read

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sa_jobs import limits
-from sa_jobs.enqueue import Delay, HandlerName, handler_name
 from sa_jobs.errors import InvalidJobError, InvalidJobTypeError
+from sa_jobs.job_options import Delay, HandlerName, handler_name
 from sa_jobs.models import STATES
 from sa_jobs.signatures import read_signature
 from sa_jobs.testing.rows import EnqueuedJob

@@ -41,6 +41,7 @@ class Coroutines:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
+        self._starting = threading.Lock()
         # All of these only under the lock. The claims hold their tasks, to which the loop itself
         # keeps only weak references.
         self._waiting: deque[Running] = deque()
@@ -82,12 +83,19 @@ class Coroutines:
         asked_at = self._asked_at
         return 0.0 if asked_at is None else time.monotonic() - asked_at
 
-    def call(self, function: Callable[[], Coroutine[Any, Any, T]], seconds: float) -> T:
-        """Return what a coroutine gives that runs on the loop; raise TimeoutError if too late."""
+    def call(
+        self, function: Callable[[], Coroutine[Any, Any, T]], seconds: float | None = None
+    ) -> T:
+        """Return what a coroutine gives that runs on the loop; raise TimeoutError if too late.
+
+        It runs in a copy of the caller's context. From any thread but the loop's own.
+        """
         future = asyncio.run_coroutine_threadsafe(function(), self._running_loop())
         try:
             return future.result(seconds)
         except concurrent.futures.TimeoutError as error:
+            if future.done():
+                raise  # The coroutine's own.
             # Another class than the builtin one until Python 3.11, and no OSError.
             future.cancel()
             raise TimeoutError(f"no answer on the event loop within {seconds:g} s") from error
@@ -133,22 +141,25 @@ class Coroutines:
         await asyncio.get_running_loop().shutdown_asyncgens()
 
     def _running_loop(self) -> asyncio.AbstractEventLoop:
-        if self._loop is None:
-            loop = asyncio.new_event_loop()
-            thread = threading.Thread(
-                target=self._keep_running, args=(loop,), name="sa-jobs-event-loop", daemon=True
-            )
-            try:
-                thread.start()
-            except RuntimeError as error:
-                loop.close()
-                raise WorkerError(
-                    f"the system refuses the thread of the event loop ({error}): the worker hands "
-                    "back its jobs and ends; raise the limit of processes (pids of the container, "
-                    "TasksMax, ulimit -u) or of memory"
-                ) from error
-            self._loop, self._thread = loop, thread
-        return self._loop
+        with self._starting:
+            return self._start_loop() if self._loop is None else self._loop
+
+    def _start_loop(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(
+            target=self._keep_running, args=(loop,), name="sa-jobs-event-loop", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError as error:
+            loop.close()
+            raise WorkerError(
+                f"the system refuses the thread of the event loop ({error}): the worker hands "
+                "back its jobs and ends; raise the limit of processes (pids of the container, "
+                "TasksMax, ulimit -u) or of memory"
+            ) from error
+        self._loop, self._thread = loop, thread
+        return loop
 
     def _keep_running(self, loop: asyncio.AbstractEventLoop) -> None:
         while not self._closed:

@@ -18,7 +18,9 @@ from sa_jobs.handlers import Handler
 from sa_jobs.models import Tables
 from sa_jobs.outcome import Failed, Finished, Released, failed, raised, returned
 from sa_jobs.worker import sessions
+from sa_jobs.worker.hook_calls import HookCalls, end_by, end_of
 from sa_jobs.worker.running import Committed, Ended, Ending, LeaseLost, Mailbox, Running
+from sa_jobs.worker.surroundings import Around, Surroundings
 
 
 @dataclass(frozen=True)
@@ -30,13 +32,17 @@ class Execution:
     mailbox: Mailbox
     session_factory: Callable[[], Any] | None
     async_session_factory: Callable[[], Any] | None
+    around: Around | None = None
+    hooks: HookCalls | None = None
 
     def run(self, running: Running) -> None:
         """Run a plain handler on the calling thread, and report its end."""
         running.started_at = time.monotonic()
+        plain = self.around is None and self.hooks is None
+        call = self._call if plain else self._call_surrounded
         try:
             # In a context of its own, as a task has one: what the handler sets in it ends with it.
-            ending = contextvars.copy_context().run(self._call, running)
+            ending = contextvars.copy_context().run(call, running)
         except BaseException as error:
             # SystemExit and its kind too: the handler's end is not the worker's.
             ending = self._raised(running, error)
@@ -45,8 +51,10 @@ class Execution:
     async def run_async(self, running: Running) -> None:
         """Run a coroutine handler on the event loop, and report its end."""
         running.started_at = time.monotonic()
+        plain = self.around is None and self.hooks is None
+        call = self._await if plain else self._await_surrounded
         try:
-            ending = await self._await(running)
+            ending = await call(running)
         except BaseException as error:
             ending = self._raised(running, error)
         self.mailbox.put(Ended(running, ending))
@@ -59,6 +67,53 @@ class Execution:
     def stopped(self, running: Running) -> None:
         """Report the end of a coroutine handler that was told to stop before it began."""
         self.mailbox.put(Ended(running, self._raised(running, asyncio.CancelledError())))
+
+    def _call_surrounded(self, running: Running) -> Ending:
+        call = self._call if self.hooks is None else self._call_between_hooks
+        if self.around is None:
+            return call(running)
+        with Surroundings(self.around, running.job):
+            return call(running)
+
+    async def _await_surrounded(self, running: Running) -> Ending:
+        call = self._await if self.hooks is None else self._await_between_hooks
+        if self.around is None:
+            return await call(running)
+        with Surroundings(self.around, running.job):
+            return await call(running)
+
+    def _call_between_hooks(self, running: Running) -> Ending:
+        assert self.hooks is not None
+        try:
+            self.hooks.before(running)
+            # What a hook did with the session of a scope is not the handler's.
+            sessions.forget(self.session_factory)
+            ending = self._call(running)
+        except BaseException as error:
+            shown = _without_own_frames(error)
+            self.hooks.ended(running, end_by(running, error), shown)
+            raise
+        else:
+            self.hooks.ended(running, end_of(running, ending), None)
+            return ending
+        finally:
+            sessions.forget(self.session_factory)
+
+    async def _await_between_hooks(self, running: Running) -> Ending:
+        assert self.hooks is not None
+        try:
+            await self.hooks.before_async(running)
+            await sessions.forget_async(self.async_session_factory)
+            ending = await self._await(running)
+        except BaseException as error:
+            shown = _without_own_frames(error)
+            await self.hooks.ended_async(running, end_by(running, error), shown)
+            raise
+        else:
+            await self.hooks.ended_async(running, end_of(running, ending), None)
+            return ending
+        finally:
+            await sessions.forget_async(self.async_session_factory)
 
     def _call(self, running: Running) -> Ending:
         try:

@@ -23,6 +23,7 @@ from sa_jobs.worker.coroutines import Coroutines
 from sa_jobs.worker.execution import timed_out
 from sa_jobs.worker.faults import first_line
 from sa_jobs.worker.links import Link
+from sa_jobs.worker.notices import Notices
 from sa_jobs.worker.pace import Pace
 from sa_jobs.worker.records import log_ended_before, log_lost, log_outcome
 from sa_jobs.worker.recovery import Recovery
@@ -88,6 +89,7 @@ class ControlLoop:
         grace: float,
         until_empty: bool,
         on_ready: Callable[[], None] | None,
+        notices: Notices | None = None,
     ) -> None:
         self._worker = worker
         self._jobs = jobs
@@ -104,6 +106,7 @@ class ControlLoop:
         self._grace = grace
         self._until_empty = until_empty
         self._on_ready = on_ready
+        self._notices = notices
         self._running: dict[int, Running] = {}
         self._writer = Writer(worker, jobs.tables)
         self._recovery = Recovery("claim")
@@ -292,6 +295,8 @@ class ControlLoop:
         for running, outcome in flushed.written:
             self._forget(running)
             log_outcome(running, outcome)
+            if self._notices is not None:
+                self._notices.written(running, outcome)
         for running, status in flushed.ended:
             self._forget(running)
             log_ended_before(running, status)

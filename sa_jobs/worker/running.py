@@ -20,13 +20,14 @@ _serial = itertools.count()
 class Running:
     """One claim of a job, from dispatch until its outcome is written.
 
-    Written by the control loop, except `started_at` and `task` (the slot that runs it), `deadline`
-    and `stop_reason` (also the heartbeat).
+    Written by the control loop, except `started_at`, `error` and `task` (the slot that runs it),
+    `deadline` and `stop_reason` (also the heartbeat).
     """
 
     __slots__ = (
         "context",
         "deadline",
+        "error",
         "handler",
         "job",
         "lost",
@@ -51,6 +52,8 @@ class Running:
         # The outcome is on its way to the database: the heartbeat leaves the claim alone.
         self.with_writer = False
         self.task: asyncio.Task[None] | None = None
+        # Where there are hooks: the exception that those of on_failure were told by the slot.
+        self.error: BaseException | None = None
 
     def stop(self, reason: StopReason) -> None:
         """Tell the handler to stop; a coroutine is cancelled, once for each reason that comes."""

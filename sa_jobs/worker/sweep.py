@@ -10,6 +10,7 @@ from sa_jobs.claims import RECLAIM_BATCH
 from sa_jobs.models import Tables
 from sa_jobs.worker.healing import HealingThread
 from sa_jobs.worker.links import Link
+from sa_jobs.worker.notices import Notices
 from sa_jobs.worker.records import log_reclaimed
 from sa_jobs.worker.running import Mailbox, Running, Woken
 
@@ -29,12 +30,14 @@ class Sweep(HealingThread):
         worker: str,
         period: float,
         tables: Tables,
+        notices: Notices | None = None,
     ) -> None:
         super().__init__("sweep", link, mailbox, longest_wait=period)
         self._running = running
         self._worker = worker
         self._period = period
         self._tables = tables
+        self._notices = notices
 
     def step(self) -> float:
         """Take back all lapsed jobs, batch by batch."""
@@ -52,6 +55,8 @@ class Sweep(HealingThread):
             )
             if taken:
                 log_reclaimed(taken)
+                if self._notices is not None:
+                    self._notices.reclaimed(taken)
                 self._mailbox.put(Woken())
             if len(taken) < RECLAIM_BATCH:
                 break

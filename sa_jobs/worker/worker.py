@@ -9,7 +9,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -27,9 +27,11 @@ from sa_jobs.worker.execution import Execution
 from sa_jobs.worker.factories import Factories
 from sa_jobs.worker.faults import is_transient
 from sa_jobs.worker.heartbeat import Heartbeat
+from sa_jobs.worker.hook_calls import HookCalls
 from sa_jobs.worker.interruptions import interruptions_held_back
 from sa_jobs.worker.links import Link
 from sa_jobs.worker.loop import EXIT_OK, ControlLoop
+from sa_jobs.worker.notices import LAST_CALLS_SECONDS, Notices
 from sa_jobs.worker.options import (
     LEAST_ANSWER_SECONDS,
     LEAST_LEASE_SECONDS,
@@ -49,6 +51,7 @@ from sa_jobs.worker.pace import Pace
 from sa_jobs.worker.parts import end_all
 from sa_jobs.worker.recovery import Recovery
 from sa_jobs.worker.running import Mailbox, Stop
+from sa_jobs.worker.surroundings import Around
 from sa_jobs.worker.sweep import FORGET_SECONDS, Sweep
 from sa_jobs.worker.threads import Threads
 from sa_jobs.worker.wakeup import Wakeup
@@ -98,6 +101,10 @@ class Worker:
     engine apart from its pool, or from `control_engine`, which must be a psycopg 3 engine; an
     engine for another driver that has a creator needs that.
 
+    `around(job)` gives a context manager that is entered where the handler runs, before its session
+    is made, and left after that was closed: an application context, a scope of a tracer. What it
+    raises on entering is a failed attempt; what it raises on leaving is logged.
+
     Raises WorkerError or InvalidJobError for settings that cannot work.
     """
 
@@ -120,6 +127,7 @@ class Worker:
         max_memory_mib: int | None = None,
         session_factory: Callable[[], Any] | None = None,
         async_session_factory: Callable[[], Any] | None = None,
+        around: Around | None = None,
         control_engine: Engine | None = None,
         listen_engine: Engine | None = None,
         on_ready: Callable[[], None] | None = None,
@@ -139,6 +147,7 @@ class Worker:
         self.listen = check_switch("listen", listen)
         self.max_jobs = check_most("max_jobs", max_jobs)
         self.max_memory_mib = check_most("max_memory_mib", max_memory_mib)
+        self.around = check_callable("around", around)
         self.on_ready = check_callable("on_ready", on_ready)
         check_engine("engine", engine)
         if control_engine is not None:
@@ -172,12 +181,14 @@ class Worker:
         self._sweep_link = self._link("sweep")
         self._listen_link = Link(self._listen, "sa-jobs listen", seconds=self.answer)
         self._notify_link = self._link("notify")
+        self._hooks_link = self._link("hooks")
         links_held = (
             self._control_link,
             self._heartbeat_link,
             self._sweep_link,
             self._listen_link,
             self._notify_link,
+            self._hooks_link,
         )
         self._answers = AnswerWatch(self._mailbox, [held.answers for held in links_held])
         self._wakeup: Wakeup | None = None
@@ -291,12 +302,24 @@ class Worker:
 
     def _work(self, link: Link, *, until_empty: bool) -> int:
         listen = self.listen and not until_empty
+
+        def run_on_loop(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
+            return coroutines.call(function)
+
+        hooks = notices = None
+        if self.jobs.hooks.around_attempts:
+            hooks = HookCalls(self.jobs.hooks, run_on_loop)
+            notices = Notices(
+                self._hooks_link, self._mailbox, hooks, self.around, tables=self._tables
+            )
         execution = Execution(
             worker=self.id,
             tables=self._tables,
             mailbox=self._mailbox,
             session_factory=self._factories.sync,
             async_session_factory=self._factories.asynchronous,
+            around=self.around,
+            hooks=hooks,
         )
         allowance = Allowance(max_jobs=self.max_jobs, max_memory_mib=self.max_memory_mib)
         threads = Threads(execution.run, execution.died, self.concurrency)
@@ -317,17 +340,20 @@ class Worker:
             grace=self.grace,
             until_empty=until_empty,
             on_ready=self.on_ready,
+            notices=notices,
         )
         try:
             if not self._sessions_are_usable(coroutines):
                 return EXIT_OK
             allowance.check()
-            return self._serve(loop, link, listen=listen)
+            return self._serve(loop, link, notices, listen=listen)
         finally:
             threads.close()
             coroutines.close(self._factories.close_async, at_once=loop.in_a_hurry)
 
-    def _serve(self, loop: ControlLoop, link: Link, *, listen: bool) -> int:
+    def _serve(
+        self, loop: ControlLoop, link: Link, notices: Notices | None, *, listen: bool
+    ) -> int:
         """Run the loop with the threads that keep its leases, sweep, and listen."""
         heartbeat = Heartbeat(
             self._heartbeat_link,
@@ -346,6 +372,7 @@ class Worker:
             worker=self.id,
             period=self.sweep,
             tables=self._tables,
+            notices=notices,
         )
         self._wakeup = wakeup = Wakeup(
             self._listen_link,
@@ -363,6 +390,8 @@ class Worker:
             ", ".join(self.jobs.names),
         )
         watch = LeaseWatch(self._mailbox, loop.claims, self.lease)
+        if notices is not None:
+            notices.start()
         heartbeat.start()
         watch.start()
         sweep.start()
@@ -373,6 +402,8 @@ class Worker:
         finally:
             # Nothing runs any more: until now the heartbeat has kept the leases of what drained.
             end_all((sweep, wakeup, heartbeat, watch))
+            if notices is not None:
+                notices.finish(0.0 if loop.in_a_hurry else LAST_CALLS_SECONDS)
             self._forget(link)
 
     def _interrupt_statements(self) -> None:

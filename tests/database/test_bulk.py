@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from sqlalchemy import Connection, Integer, cast, column, func, literal, select
+from sqlalchemy import Connection, Engine, Integer, cast, column, event, func, literal, select
 
 from sa_jobs import Row, enqueue, enqueue_from_select, enqueue_many
+from sa_jobs.inserts import PAYLOADS_PER_STATEMENT, ROWS_PER_STATEMENT
 from sa_jobs.models import DEFAULT_TABLES, Job
 from sa_jobs.statements import OPTION_LABELS
 from tests.support.jobs import all_jobs, claim
@@ -44,6 +45,38 @@ def test_a_batch_of_known_keys_alone_adds_nothing(connection: Connection) -> Non
     assert [result.id for result in again] == [result.id for result in first]
     assert not any(result.created for result in again)
     assert connection.execute(select(func.count()).select_from(Job)).scalar() == 6_000
+
+
+def test_large_payloads_go_in_several_statements(engine: Engine, connection: Connection) -> None:
+    """In one they would pass what a message to the server, and a value in it, can hold."""
+    sizes: list[int] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def measure(
+        connection: Any, cursor: Any, statement: Any, parameters: Any, context: Any, many: Any
+    ) -> None:
+        sizes.append(len(parameters["payload"]))
+
+    payload = {"data": "x" * 900_000}
+    results = enqueue_many(connection, "send", [payload] * 40)
+    event.remove(engine, "before_cursor_execute", measure)
+    assert [row.id for row in all_jobs(connection)] == [result.id for result in results]
+    assert len(sizes) == 3
+    assert max(sizes) < PAYLOADS_PER_STATEMENT + 1_000_000
+
+
+def test_rows_with_and_without_keys_may_be_in_statements_of_their_own(
+    connection: Connection,
+) -> None:
+    """The first statement has no keys, the second has, and a key that is taken."""
+    holder = enqueue(connection, "send", {"n": -1}, unique_key="k")
+    rows = [Row({"n": n}) for n in range(ROWS_PER_STATEMENT)]
+    rows += [Row({"n": ROWS_PER_STATEMENT}, unique_key="k"), Row({"n": ROWS_PER_STATEMENT + 1})]
+    results = enqueue_many(connection, "send", rows)
+    assert [n for n, result in enumerate(results) if not result.created] == [ROWS_PER_STATEMENT]
+    assert results[ROWS_PER_STATEMENT].id == holder.id
+    payloads = {row.id: row.payload["n"] for row in all_jobs(connection)}
+    assert all(payloads[result.id] == n for n, result in enumerate(results) if result.created)
 
 
 def test_jobs_of_a_select_of_many_rows_are_counted(connection: Connection) -> None:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.engine import make_url
 
 from sa_jobs import DuplicateJobError, Enqueued, Row, enqueue, enqueue_many
-from sa_jobs.enqueue import ROWS_PER_STATEMENT
+from sa_jobs.inserts import ROWS_PER_STATEMENT
 from tests.database.callers import Caller
 from tests.support.jobs import add, all_jobs, claim, job
 from tests.support.waiting import wait_until

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from sqlalchemy import Connection, Engine, MetaData, select
@@ -17,10 +18,12 @@ from sqlalchemy.orm import DeclarativeBase, Session, scoped_session
 from typing_extensions import assert_type
 
 from sa_jobs import (
+    Around,
     ClaimedJob,
     Discard,
     DuplicateJobError,
     Enqueued,
+    Enqueuing,
     JobContext,
     Jobs,
     Retry,
@@ -40,6 +43,7 @@ from sa_jobs import (
     retry,
 )
 from sa_jobs.enqueue import Cancelled, Retried
+from sa_jobs.hooks import AttemptEnd
 from sa_jobs.models import Failure, Job
 from sa_jobs.testing import (
     EnqueuedJob,
@@ -200,7 +204,54 @@ def what_the_checker_refuses(session: Session) -> None:
 # --- the worker ---------------------------------------------------------------------------------
 
 
+# --- around and beside handlers -----------------------------------------------------------------
+
+
+@jobs.before
+def begin(ctx: JobContext) -> None:
+    assert_type(ctx.job.meta, dict[str, Any])
+
+
+@jobs.after
+async def end(ctx: JobContext, end: AttemptEnd) -> None: ...
+
+
+@jobs.after
+def end_as_text(ctx: JobContext, end: str) -> None: ...
+
+
+@jobs.on_failure
+@jobs.on_dead
+def report(ctx: JobContext, error: BaseException) -> None: ...
+
+
+@jobs.on_enqueue
+def add_meta(enqueuing: Enqueuing) -> None:
+    assert_type(enqueuing.count, int | None)
+    enqueuing.meta["request"] = 7
+
+
+told: Callable[[JobContext, BaseException], None] = report
+
+
+def enqueue_with_meta(session: Session) -> None:
+    assert_type(jobs.enqueue(session, "send", meta={"request": 7}), Enqueued)
+    assert_type(enqueue(session, "send", meta={"request": 7}), Enqueued)
+    assert_type(enqueue_many(session, "send", [{}], meta={"a": [None]}), list[Enqueued])
+
+
+@contextmanager
+def tenant_scope(job: ClaimedJob) -> Iterator[None]:
+    assert_type(job.tenant, str | None)
+    yield
+
+
+around: Around = tenant_scope
+
+
 def run(engine: Engine) -> Any:
+    Worker(engine, jobs, around=tenant_scope)
+    Worker(engine, jobs, around=lambda job: nullcontext(job.id))
     worker = Worker(engine, jobs, queues=["default", "mail"], concurrency=4)
     worker.stop()
     return worker

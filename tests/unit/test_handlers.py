@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from sa_jobs import HandlerError, InvalidJobError, InvalidJobTypeError, Jobs, UnknownHandlerError
 from sa_jobs.backoff import fixed
-from sa_jobs.enqueue import handler_name
+from sa_jobs.job_options import handler_name
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import collections
 import dataclasses
 import datetime as dt
 import enum
+import json
 import math
 import uuid
 from decimal import Decimal
@@ -21,6 +22,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sa_jobs import jsontext
 from sa_jobs.errors import InvalidJobError, InvalidJobTypeError
+from sa_jobs.limits import MAX_PAYLOAD_BYTES
 
 storable_text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"))
 json_values = st.recursive(
@@ -38,6 +40,34 @@ json_values = st.recursive(
 def test_a_json_value_comes_back_equal_in_value_and_type(value: Any) -> None:
     back = jsontext.loads(jsontext.dumps(value, what="payload"))
     assert repr(back) == repr(value)
+
+
+@given(st.lists(json_values) | st.dictionaries(storable_text, json_values))
+def test_what_msgspec_writes_is_what_we_would_write(value: Any) -> None:
+    """To jsonb both texts are the same value, a float as a number with a fraction."""
+    text = jsontext.plain_text(value)
+    if text is not None:
+        ours = jsontext._written(value, "payload", MAX_PAYLOAD_BYTES)
+        assert repr(numbers_kept(text)) == repr(numbers_kept(ours))
+
+
+def numbers_kept(text: str) -> Any:
+    return json.loads(text, parse_float=Decimal)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"a": 1, "b": ["é", None, True, -1.5, {"c": []}]}, [], {}, [0.1, -0.0, 5e-324], [2**63 - 1]],
+)
+def test_what_is_plainly_fine_is_left_to_msgspec(value: Any) -> None:
+    assert jsontext.loads(jsontext.plain_text(value) or "") == value
+
+
+@pytest.mark.parametrize(
+    "value", [[1e15], [-1e22], [math.nan], ["\x00"], ["\\u0000"], [(1,)], 1, "a"]
+)
+def test_what_needs_a_closer_look_is_not(value: Any) -> None:
+    assert jsontext.plain_text(value) is None
 
 
 class Colour(enum.Enum):

@@ -15,7 +15,7 @@ PACKAGE = Path(sa_jobs.__file__).parent
 
 # A file imports from its own layer or those before it; the package's name stands for all in it.
 LAYERS = (
-    ("errors", "limits", "jsontext", "backoff", "error_text", "urls"),
+    ("errors", "limits", "jsontext", "meta", "backoff", "error_text", "urls"),
     ("ddl", "models", "names"),
     (
         "expressions",
@@ -24,14 +24,17 @@ LAYERS = (
         "statements",
         "presence",
         "context",
+        "deaths",
+        "hooks",
         "outcome",
         "signatures",
     ),
+    ("job_options", "select_columns", "duplicates", "inserts"),
     ("claims", "enqueue", "handlers", "lookup", "migrations", "retention", "stats"),
     ("schedules",),
     ("worker",),
     ("supervisor",),
-    ("alembic", "cli", "demo", "flask", "testing", "__main__"),
+    ("alembic", "cli", "demo", "flask", "opentelemetry", "testing", "__main__"),
 )
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
@@ -96,7 +99,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
 
 def test_the_integrations_use_public_names_only() -> None:
     public = set(sa_jobs.__all__) | {"__version__"}
-    for name in ("flask",):
+    for name in ("flask", "opentelemetry"):
         path = PACKAGE / f"{name}.py"
         if path.exists():
             used = {what for module, what in imports(parsed(path)) if module == "sa_jobs"}
@@ -149,7 +152,9 @@ def test_the_worker_holds_no_sql(path: Path) -> None:
 
 
 def test_an_enqueue_starts_no_threads_and_hooks_into_no_session() -> None:
-    for name in ("connections", "enqueue", "handlers", "statements"):
+    for name in (
+        "connections", "duplicates", "enqueue", "handlers", "inserts", "job_options", "statements",
+    ):  # fmt: skip
         tree = parsed(PACKAGE / f"{name}.py")
         assert not {module for module, _ in imports(tree)} & {"threading", "asyncio", "concurrent"}
         assert "event" not in {name for module, name in imports(tree) if module == "sqlalchemy"}

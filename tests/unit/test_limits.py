@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import enum
 import math
+import unicodedata
 from collections.abc import Callable
 from typing import Any
 
@@ -59,6 +60,13 @@ def _key(value: Any) -> Any:
 @pytest.mark.parametrize("check", [_name, _key])
 def test_any_storable_text_is_a_name_or_key(check: Callable[[Any], Any], name: str) -> None:
     assert check(name) == name
+
+
+def test_every_control_character_is_refused_in_a_name_and_nothing_else() -> None:
+    refused = {
+        character for character in map(chr, range(0x110000)) if limits._CONTROL.search(character)
+    }
+    assert refused == {c for c in map(chr, range(0x110000)) if unicodedata.category(c) == "Cc"}
 
 
 @pytest.mark.parametrize(

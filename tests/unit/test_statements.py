@@ -34,19 +34,30 @@ every_option = select(
 
 Builder = Callable[..., Any]
 
+PAYLOAD = frozenset({"payload"})
+ONE = PAYLOAD | {"queue", "handler", "priority", "max_attempts"}
+KEYS = frozenset({"idempotency_key", "unique_key"})
+TIMES = frozenset({"run_at", "delay"})
+
 # The builders that need to be told more than the tables; a case per line of the file.
 ARGUMENTS: dict[str, dict[str, dict[str, Any]]] = {
-    "insert_one": {"without a key": {"keyed": False}, "with a key": {"keyed": True}},
+    "insert_one": {
+        "without options": {"given": ONE},
+        "with a time": {"given": ONE | TIMES},
+        "with keys": {"given": ONE | KEYS},
+        "with meta": {"given": ONE | {"meta"}},
+    },
     "insert_many": {
-        "payloads only": {"varying": frozenset({"payload"})},
-        "keys and times": {
-            "varying": frozenset({"payload", "idempotency_key", "unique_key", "run_at", "delay"})
-        },
-        "with ids": {"varying": frozenset({"payload", "idempotency_key", "id"})},
+        "payloads only": {"given": ONE, "varying": PAYLOAD},
+        "a common time": {"given": ONE | TIMES, "varying": PAYLOAD},
+        "keys and times": {"given": ONE, "varying": PAYLOAD | KEYS | TIMES},
+        "with ids": {"given": ONE, "varying": PAYLOAD | KEYS | {"id"}},
+        "with meta": {"given": ONE | {"meta"}, "varying": PAYLOAD},
     },
     "insert_select": {
         "payload only": {"query": select(invoices.c.id, invoices.c.due), "options": {}},
         "every option": {"query": every_option, "options": {}},
+        "with meta": {"query": select(invoices.c.id), "options": {"meta": "{}"}},
     },
     "insert_select_checked": {"every option": {"query": every_option, "options": {}}},
 }
@@ -215,6 +226,14 @@ def test_a_heartbeat_writes_no_column_of_an_index() -> None:
 @pytest.mark.parametrize("name", ["heartbeat", "reclaim"])
 def test_what_writes_many_rows_locks_them_in_the_order_of_their_ids(name: str) -> None:
     assert re.search(r"ORDER BY sa_jobs\.id (LIMIT \S+ )?FOR NO KEY UPDATE", sql_of(name, ""))
+
+
+@pytest.mark.parametrize("name", ["insert_one", "insert_many", "insert_select"])
+def test_only_what_has_a_key_is_inserted_with_care_for_conflicts(name: str) -> None:
+    """The clause makes PostgreSQL insert each row in two steps, a third slower."""
+    for case in ARGUMENTS[name]:
+        keyed = any(word in case for word in ("key", "ids", "every"))
+        assert ("ON CONFLICT DO NOTHING" in sql_of(name, case)) is keyed
 
 
 def test_a_builder_is_built_once_for_given_tables() -> None:

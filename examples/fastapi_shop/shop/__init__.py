@@ -1,0 +1,1 @@
+"""A small shop on FastAPI: an order and the job that confirms it commit in one transaction."""

@@ -81,6 +81,7 @@ lint: $(VENV)/.installed-lint ## Find mistakes in the code
 .PHONY: types
 types: $(VENV)/.installed-typing ## Check the types
 	@$(VENV)/bin/mypy
+	@$(VENV)/bin/basedpyright
 
 .PHONY: types-oldest
 types-oldest: $(OLDEST)/.installed ## Check the public API's types with the oldest SQLAlchemy

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
@@ -18,6 +17,7 @@ from sqlalchemy import func, select, update
 from sqlalchemy.engine import Connection, TwoPhaseTransaction
 from sqlalchemy.orm import Session, scoped_session
 
+from sa_jobs.autocommit import warn_if_autocommit
 from sa_jobs.models import Tables
 
 if TYPE_CHECKING:
@@ -107,16 +107,11 @@ def writable(caller: Any, tables: Tables) -> Connection:
     return connection
 
 
-def savepoint(connection: Connection) -> AbstractContextManager[Any]:
-    """Begin a savepoint; in autocommit mode there is none, and no transaction to keep usable."""
-    return nullcontext() if is_autocommit(connection) else connection.begin_nested()
-
-
-def is_autocommit(connection: Connection) -> bool:
-    """Return whether PostgreSQL commits each statement of a connection at once."""
-    return connection.dialect.name == "postgresql" and bool(
-        getattr(connection.connection.dbapi_connection, "autocommit", False)
-    )
+def for_enqueue(caller: Any, tables: Tables) -> Connection:
+    """Return the connection as `writable` does, and warn if it is in autocommit mode."""
+    connection = writable(caller, tables)
+    warn_if_autocommit(connection)
+    return connection
 
 
 @lru_cache(maxsize=64)

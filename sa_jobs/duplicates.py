@@ -82,11 +82,11 @@ def replace_many(
         return
     parameters = {
         "ids": jsontext.array(list(last)),
-        "payload": jsontext.join([values["payload"] for values in last.values()]),
-        "queue": jsontext.array([values["queue"] for values in last.values()]),
-        "run_at": jsontext.array([values.get("run_at") for values in last.values()]),
-        "delay": jsontext.array([values.get("delay", 0.0) for values in last.values()]),
-        "handler": pairs[0][1]["handler"],
+        "payloads": jsontext.join([values["payload"] for values in last.values()]),
+        "on_queues": jsontext.array([values["queue"] for values in last.values()]),
+        "run_ats": jsontext.array([values.get("run_at") for values in last.values()]),
+        "delays": jsontext.array([values.get("delay", 0.0) for values in last.values()]),
+        "of_handler": pairs[0][1]["handler"],
     }
     replaced = connection.execute(statements.replace_many(tables), parameters).scalars()
     queues = sorted(set(replaced))

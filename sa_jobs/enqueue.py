@@ -18,7 +18,8 @@ from sqlalchemy import Connection, SelectBase
 from sqlalchemy.exc import IntegrityError
 
 from sa_jobs import duplicates, inserts, limits, select_columns, statements
-from sa_jobs.connections import Caller, connection_of, operation, savepoint, writable
+from sa_jobs.autocommit import savepoint
+from sa_jobs.connections import Caller, connection_of, for_enqueue, operation, writable
 from sa_jobs.errors import InvalidJobError
 from sa_jobs.inserts import Enqueued
 from sa_jobs.job_options import (
@@ -79,6 +80,8 @@ def enqueue(
     READ or SERIALIZABLE, a key that was taken after this transaction's snapshot gives PostgreSQL's
     serialization error (40001): run the transaction again.
 
+    On a connection in AUTOCOMMIT mode the job is committed at once: AutocommitWarning tells so.
+
     Raises InvalidJobError or InvalidJobTypeError before any SQL, with the transaction unharmed.
     """
     values = check_options(
@@ -95,7 +98,7 @@ def enqueue(
     )
     values["payload"] = payload_text(payload, "payload", max_payload_bytes)
     choice = check_on_conflict(on_conflict)
-    return inserts.insert_one(writable(session, tables), tables, values, choice)
+    return inserts.insert_one(for_enqueue(session, tables), tables, values, choice)
 
 
 @operation
@@ -145,7 +148,7 @@ def enqueue_many(
     )
     rows = check_rows(payloads, max_payload_bytes)
     choice = check_on_conflict(on_conflict)
-    return inserts.insert_many(writable(session, tables), tables, common, rows, choice)
+    return inserts.insert_many(for_enqueue(session, tables), tables, common, rows, choice)
 
 
 @operation
@@ -188,7 +191,7 @@ def enqueue_from_select(
         meta=meta,
     )
     names = select_columns.column_names(query)
-    connection = writable(session, tables)
+    connection = for_enqueue(session, tables)
     if connection.dialect.name != "postgresql" or statements.OPTION_LABELS.keys().isdisjoint(names):
         # Some dialects leave the count out of an INSERT's result unless asked.
         result = connection.execute(

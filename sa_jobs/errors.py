@@ -1,4 +1,4 @@
-"""Every exception that sa-jobs raises on purpose."""
+"""Every exception that sa-jobs raises on purpose, and its warning."""
 
 from __future__ import annotations
 
@@ -13,6 +13,17 @@ class InvalidJobError(SaJobsError, ValueError):
 
 class InvalidJobTypeError(SaJobsError, TypeError):
     """A job's value has a type that the queue cannot hold; nothing was sent to the database."""
+
+
+class PayloadMisfitError(SaJobsError, ValueError):
+    """A job's payload does not fit its handler's parameters, as after a deploy that changed them.
+
+    The attempt failed before the handler was called. The text says where and why, without values.
+    """
+
+
+class AutocommitWarning(UserWarning):
+    """A job was enqueued on a connection in AUTOCOMMIT mode, which commits it at once, alone."""
 
 
 class UnknownHandlerError(SaJobsError, LookupError):

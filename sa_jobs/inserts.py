@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import Connection
 
 from sa_jobs import duplicates, jsontext, statements
-from sa_jobs.connections import savepoint
+from sa_jobs.autocommit import savepoint
 from sa_jobs.duplicates import Holder
 from sa_jobs.errors import EnqueueRaceError
 from sa_jobs.job_options import OnConflict, Values

@@ -290,13 +290,19 @@ def replace(tables: Tables, *, now: Moment = NOW) -> Executable:
 
 @built
 def replace_many(tables: Tables, *, now: Moment = NOW) -> Executable:
-    """Give jobs of `handler` that are still ready another payload and run_at; return their queues.
+    """Give jobs that are still ready another payload and run_at, and return their queues.
 
-    Parameters beside it, JSON text of arrays: `ids`, `queue` (the jobs' own), `payload`, `run_at`,
-    `delay`. The rows are locked in the order of their ids.
+    Parameters: `of_handler`; JSON text of arrays: `ids`, `on_queues` (the jobs' own), `payloads`,
+    `run_ats`, `delays`. The rows are locked in the order of their ids.
     """
     jobs = tables.jobs
-    kinds = {"ids": BigInteger(), "queue": Text(), "payload": JSONB(), **_DUE}
+    kinds = {
+        "ids": BigInteger(),
+        "on_queues": Text(),
+        "payloads": JSONB(),
+        "run_ats": _DUE["run_at"],
+        "delays": _DUE["delay"],
+    }
     given = unnest("given", kinds, parameter=json_array)
     mine = (
         select(jobs.c.id)
@@ -304,8 +310,8 @@ def replace_many(tables: Tables, *, now: Moment = NOW) -> Executable:
         .where(
             # The array keeps the plan on the primary key; the join alone scans the table.
             jobs.c.id == any_(json_array("ids", BigInteger())),
-            jobs.c.queue == given.c.queue,
-            jobs.c.handler == bindparam("handler", type_=Text()),
+            jobs.c.queue == given.c.on_queues,
+            jobs.c.handler == bindparam("of_handler", type_=Text()),
             jobs.c.status == READY,
         )
         .order_by(jobs.c.id)
@@ -319,8 +325,8 @@ def replace_many(tables: Tables, *, now: Moment = NOW) -> Executable:
             jobs.c.id == given.c.ids,
         )
         .values(
-            payload=given.c.payload,
-            run_at=due_at(given.c.run_at, given.c.delay, now),
+            payload=given.c.payloads,
+            run_at=due_at(given.c.run_ats, given.c.delays, now),
             updated_at=now,
         )
         .returning(jobs.c.queue)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Connection, NullPool, create_engine, text
+from sqlalchemy import Connection, Engine, NullPool, create_engine, select, text
 from sqlalchemy.exc import DBAPIError
 
-from tests.database.callers import CALLERS, Caller, open_caller
+from sa_jobs.models import DEFAULT_TABLES
+from tests.database.callers import (
+    ALL_CALLERS,
+    CALLERS,
+    Application,
+    Caller,
+    open_application,
+    open_caller,
+)
 from tests.support.postgres import Server, create_database, drop_database, end_sessions
 
 # What a test can leave in a database besides rows.
@@ -28,7 +36,8 @@ _LEFT = text("""
     ORDER BY 1, 2, 3
 """)
 _EMPTY = text("""
-    TRUNCATE sa_jobs, sa_jobs_failures, sa_jobs_workers, sa_jobs_sleepers RESTART IDENTITY
+    TRUNCATE sa_jobs, sa_jobs_failures, sa_jobs_workers, sa_jobs_sleepers, sa_jobs_queues,
+        sa_jobs_schedules, sa_jobs_archive RESTART IDENTITY
 """)
 
 
@@ -108,6 +117,54 @@ def caller(request: pytest.FixtureRequest, database_url: str) -> Iterator[Caller
     """Each kind of session and connection in turn, on every driver."""
     with open_caller(request.param, database_url) as opened:
         yield opened
+
+
+@pytest.fixture(scope="session")
+def shared_url(server_url: str, template_database: str) -> Iterator[str]:
+    """The URL of a database that is not emptied: each test has handlers and keys of its own."""
+    name = f"sa_jobs_test_{uuid4().hex}"
+    yield create_database(server_url, name, template=template_database)
+    leftovers = end_sessions(server_url, name)
+    drop_database(server_url, name)
+    assert leftovers.open_transactions == []
+    assert leftovers.deadlocks == 0
+
+
+@pytest.fixture(scope="module", params=ALL_CALLERS)
+def application(request: pytest.FixtureRequest, shared_url: str) -> Iterator[Application]:
+    """An application on the shared database with each kind of caller in turn."""
+    with open_application(request.param, shared_url) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def looker(shared_url: str) -> Iterator[Engine]:
+    """An engine that sees what others have committed in the shared database."""
+    engine = create_engine(shared_url, isolation_level="AUTOCOMMIT")
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def name() -> str:
+    """The handler of a test's jobs in the shared database, and the beginning of their keys."""
+    return f"send-{uuid4().hex}"
+
+
+Look = Callable[[], list[Any]]
+
+
+@pytest.fixture
+def committed(looker: Engine, name: str) -> Look:
+    """Return a test's jobs in the shared database as others see them."""
+
+    def look() -> list[Any]:
+        jobs = DEFAULT_TABLES.jobs
+        with looker.connect() as connection:
+            query = select(jobs).where(jobs.c.handler == name).order_by(jobs.c.id)
+            return list(connection.execute(query))
+
+    return look
 
 
 class ServerLog:

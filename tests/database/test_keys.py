@@ -107,6 +107,47 @@ def test_two_calls_with_keys_of_both_kinds_do_not_deadlock(
 
 
 @pytest.mark.parametrize("key", KEYS)
+def test_two_calls_that_replace_each_others_jobs_do_not_deadlock(
+    engine: Engine, connection: Connection, key: str
+) -> None:
+    """One has added jobs and replaced others when the second wants the same in another order."""
+    names = ["z", "old", "m", "older", "a"]
+    for name in ("older", "old"):
+        enqueue(connection, "send", {"n": name}, **{key: name})  # type: ignore[call-overload]
+    connection.commit()
+    first, second = at_once_behind_a_key(
+        engine,
+        connection,
+        Row(**{key: "m"}),  # type: ignore[arg-type]
+        lambda own: enqueue_many(own, "send", rows_of(key, names), on_conflict="replace"),
+        lambda own: enqueue_many(own, "send", rows_of(key, names[::-1]), on_conflict="replace"),
+    )
+    assert [result.created for result in first] == [True, False, True, False, True]
+    assert second == [Enqueued(result.id, created=False) for result in first[::-1]]
+    rows = {row.id: row for row in all_jobs(connection)}
+    assert [rows[result.id].payload["n"] for result in second] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("on_conflict", ["existing", "replace"])
+def test_taken_keys_are_found_by_index_however_many_jobs_there_are(
+    connection: Connection, on_conflict: Any
+) -> None:
+    """Hundreds of keys at once must not turn the look-up, or the replacement, into a scan."""
+    count = 20_000
+    rows = [Row(idempotency_key=f"i{n}", unique_key=f"u{n}") for n in range(count)]
+    enqueue_many(connection, "send", rows)
+    connection.execute(text("UPDATE sa_jobs SET status = 'done' WHERE id % 10 <> 0"))
+    connection.commit()
+    connection.execute(text("ANALYZE sa_jobs"))
+    scans = text("SELECT pg_stat_get_xact_numscans('sa_jobs'::regclass)")
+    before = connection.execute(scans).scalar_one()
+    found = enqueue_many(connection, "send", rows[::100], on_conflict=on_conflict)
+    assert not any(result.created for result in found)
+    assert connection.execute(scans).scalar_one() == before
+    connection.commit()
+
+
+@pytest.mark.parametrize("key", KEYS)
 def test_jobs_with_keys_keep_the_order_given(
     caller: Caller, connection: Connection, key: str
 ) -> None:

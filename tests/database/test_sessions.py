@@ -249,13 +249,6 @@ def test_a_two_phase_session_can_be_prepared(host: Engine, connection: Connectio
     assert len(all_jobs(connection)) == 4
 
 
-def test_an_autocommit_connection_can_do_everything(host: Engine, connection: Connection) -> None:
-    engine = host.execution_options(isolation_level="AUTOCOMMIT")
-    with Session(engine) as session:
-        every_operation(session)
-    assert len(all_jobs(connection)) == 3
-
-
 def test_nested_flushes_are_avoided_by_the_connection(host: Engine, connection: Connection) -> None:
     """In an event of a flush, the connection that the event gives is the one to enqueue on."""
 

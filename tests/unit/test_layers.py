@@ -20,6 +20,7 @@ LAYERS = (
     (
         "expressions",
         "poolers",
+        "autocommit",
         "connections",
         "statements",
         "presence",
@@ -27,6 +28,7 @@ LAYERS = (
         "deaths",
         "hooks",
         "outcome",
+        "payloads",
         "signatures",
     ),
     ("job_options", "select_columns", "duplicates", "inserts"),
@@ -153,7 +155,8 @@ def test_the_worker_holds_no_sql(path: Path) -> None:
 
 def test_an_enqueue_starts_no_threads_and_hooks_into_no_session() -> None:
     for name in (
-        "connections", "duplicates", "enqueue", "handlers", "inserts", "job_options", "statements",
+        "autocommit", "connections", "duplicates", "enqueue", "handlers", "inserts",
+        "job_options", "statements",
     ):  # fmt: skip
         tree = parsed(PACKAGE / f"{name}.py")
         assert not {module for module, _ in imports(tree)} & {"threading", "asyncio", "concurrent"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -241,7 +241,7 @@ def enqueue_with_meta(session: Session) -> None:
 
 
 @contextmanager
-def tenant_scope(job: ClaimedJob) -> Iterator[None]:
+def tenant_scope(job: ClaimedJob) -> Generator[None, None, None]:
     assert_type(job.tenant, str | None)
     yield
 

@@ -100,7 +100,8 @@ class JobContext:
     Safe to use from any thread.
     """
 
-    __slots__ = ("_event", "_log", "_progress", "_stopped", "job")
+    # Weakly referable, so that hooks can keep what they know of an attempt for as long as it lasts.
+    __slots__ = ("__weakref__", "_event", "_log", "_progress", "_stopped", "job")
 
     def __init__(self, job: ClaimedJob) -> None:
         self.job = job

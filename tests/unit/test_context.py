@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -25,6 +26,15 @@ def test_the_final_attempt_is_known(attempts: int, final: bool) -> None:
 
 def test_a_context_tells_the_attempt() -> None:
     assert JobContext(job(attempts=2)).attempt == 2
+
+
+def test_hooks_may_keep_something_for_as_long_as_an_attempt_lasts() -> None:
+    begun: WeakKeyDictionary[JobContext, str] = WeakKeyDictionary()
+    context = JobContext(job())
+    begun[context] = "kept"
+    assert begun[context] == "kept"
+    del context
+    assert not begun
 
 
 def test_progress_is_kept_until_it_is_taken() -> None:

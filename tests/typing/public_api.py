@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Awaitable
+import warnings
+from collections.abc import Awaitable, Mapping
 from typing import Any
 
 from sqlalchemy import Connection, Engine, MetaData, select
@@ -12,6 +13,7 @@ from sqlalchemy.orm import DeclarativeBase, Session, scoped_session
 from typing_extensions import assert_type
 
 from sa_jobs import (
+    AutocommitWarning,
     ClaimedJob,
     Discard,
     DuplicateJobError,
@@ -134,6 +136,13 @@ def in_a_session(session: Session, scoped: scoped_session[Session], connection: 
         enqueue_many(session, "send_receipt", [{"invoice_id": 1}, Row({"invoice_id": 2})]),
         list[Enqueued],
     )
+    row = Row({"invoice_id": 3}, queue="mail", delay=dt.timedelta(hours=1), unique_key="k")
+    assert_type(row.payload, Mapping[str, Any] | None)
+    assert_type(row.delay, float | dt.timedelta | None)
+    assert_type(row.unique_key, str | None)
+    assert_type(
+        enqueue_many(session, "send_receipt", [row, None], on_conflict="replace"), list[Enqueued]
+    )
     assert_type(enqueue_from_select(session, "send_receipt", select(Job.id)), int)
     assert_type(cancel(session, enqueued.id), Cancelled)
     assert_type(retry(session, enqueued.id, delay=5), Retried)
@@ -141,6 +150,7 @@ def in_a_session(session: Session, scoped: scoped_session[Session], connection: 
         enqueue(session, "send_receipt", idempotency_key="k", on_conflict="raise")
     except DuplicateJobError as error:
         assert_type(error.id, int)
+    warnings.filterwarnings("ignore", category=AutocommitWarning)
 
 
 async def in_an_async_session(
@@ -177,6 +187,11 @@ def what_the_checker_refuses(session: Session) -> None:
     enqueue(session, "send_receipt", {"a": 1}, que="mail")  # type: ignore[call-overload]
     enqueue(session, "send_receipt", on_conflict="ignore")  # type: ignore[call-overload]
     enqueue(session, "send_receipt", priority="high")  # type: ignore[call-overload]
+    enqueue_many(session, "send_receipt", [5])  # type: ignore[list-item]
+    Row(que="mail")  # type: ignore[call-arg]
+    Row({}, priority="high")  # type: ignore[arg-type]
+    row = Row({})
+    row.queue = "mail"  # type: ignore[misc]
     jobs.enqueue(session, 5)  # type: ignore[call-overload]
     jobs.handler("x", backoff=5)  # type: ignore[call-overload]
     Enqueued(1, True).id = 2  # type: ignore[misc]

@@ -121,6 +121,8 @@ def _run(
     display.end_progress()
     display.say("all is done" if time.monotonic() < deadline else "not all was done in time")
 
+    # It may still be starting, and would end by the signal without an exit code of its own.
+    _wait_for_workers(connection, [replacement])
     for child in (other, replacement):
         child.ask_to_stop()
     exit_codes = [child.stop() for child in (other, replacement)]

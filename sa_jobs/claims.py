@@ -311,12 +311,18 @@ def _claiming(
     return parameters
 
 
-_BY_PLACE = attrgetter("run_at", "id")
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)
 _BY_PRIORITY = attrgetter("priority")
 
 
+def _place(job: ClaimedJob) -> tuple[dt.timedelta, int]:
+    # Two times in a zone of the session's are compared by the wall clock, which shows one hour of
+    # the year twice.
+    return job.run_at - _EPOCH, job.id
+
+
 def _in_order(taken: Iterable[ClaimedJob], queues: Sequence[str]) -> list[ClaimedJob]:
-    jobs = sorted(taken, key=_BY_PLACE)
+    jobs = sorted(taken, key=_place)
     if len(queues) > 1:
         turn = {queue: position for position, queue in enumerate(queues)}
         jobs.sort(key=lambda job: turn[job.queue])

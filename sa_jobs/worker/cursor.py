@@ -67,11 +67,6 @@ class Cursor:
         # The database's time, and the latest monotonic time at which it can have been that.
         self._clock: tuple[dt.datetime, float] | None = None
 
-    @property
-    def is_on(self) -> bool:
-        """Whether claims are to begin at places at all."""
-        return self._on
-
     def renew(self) -> None:
         """Have the next claim read from the start: something has happened that may be there."""
         self._wanted = True
@@ -93,7 +88,7 @@ class Cursor:
         return since >= LONGEST_SECONDS or self._used >= TIMES_AS_LONG * self._cost
 
     def begin(self, found: Lanes, now: float) -> None:
-        """Begin at the start again, with the lanes that were found; `now` is when they were asked.
+        """Begin at the start again, with the lanes that were found; `now` is when the answer came.
 
         A lane that has no job any more is kept: what is past in it would be walked to find others.
         """
@@ -102,7 +97,7 @@ class Cursor:
         self._used = 0.0
         self._scanned_at = now
         if found.now is not None:
-            self._clock = found.now, now
+            self._clock = _exact(found.now), now
         known = {(queue, lane.priority) for queue, lanes in self._lanes.items() for lane in lanes}
         self._lanes = {}
         for queue, priority in sorted(known.union(found.lanes), key=lambda lane: -lane[1]):
@@ -141,6 +136,7 @@ class Cursor:
         places: Sequence[Place] | None,
         limit: int,
         asked_at: float,
+        answered_at: float,
         seconds: float,
         scan: bool,
     ) -> None:
@@ -159,14 +155,22 @@ class Cursor:
                 return
         else:
             self._used += seconds
-            if cost > CHEAP_SECONDS:
+            if not jobs:
+                # The next scan may be far off, and what becomes due by then notifies nobody.
+                self._looks_between = True
+            elif cost > CHEAP_SECONDS:
                 # Perhaps many jobs were claimed at a priority that this worker has not seen.
                 self._looks_between = False
         self._idle = not jobs
-        self._pass_by(jobs, places or (), len(jobs) < limit, asked_at)
+        self._pass_by(jobs, places or (), len(jobs) < limit, asked_at, answered_at)
 
     def _pass_by(
-        self, jobs: Sequence[ClaimedJob], places: Sequence[Place], dry: bool, asked_at: float
+        self,
+        jobs: Sequence[ClaimedJob],
+        places: Sequence[Place],
+        dry: bool,
+        asked_at: float,
+        answered_at: float,
     ) -> None:
         lanes = {
             (queue, lane.priority): lane for queue, known in self._lanes.items() for lane in known
@@ -175,14 +179,14 @@ class Cursor:
         for job in jobs:
             last[job.queue, job.priority] = job
         if jobs:
-            self._clock = jobs[0].claimed_at, asked_at
+            self._clock = _exact(jobs[0].claimed_at), answered_at
         if not last.keys() <= lanes.keys():
             # A priority that is new: the next claim learns of it.
             self._wanted = True
         if self._clock is None:
             return
-        then, asked_then = self._clock
-        bound = then + dt.timedelta(seconds=max(0.0, asked_at - asked_then) - SLACK_SECONDS)
+        then, known_at = self._clock
+        bound = then + dt.timedelta(seconds=max(0.0, asked_at - known_at) - SLACK_SECONDS)
         # A claim that took all it was to take has read no lane beyond that of its last job.
         read = [(place.queue, place.priority) for place in places if place.priority is not None]
         if not dry:
@@ -195,4 +199,13 @@ class Cursor:
         if not dry:
             for key, job in last.items():
                 if key in lanes:
-                    lanes[key].pass_by(*min((job.run_at, job.id), (bound, 0)))
+                    lanes[key].pass_by(*min((_exact(job.run_at), job.id), (bound, 0)))
+
+
+def _exact(moment: dt.datetime) -> dt.datetime:
+    """Return a moment by which to reckon and compare.
+
+    In a zone of the session's Python goes by the wall clock, which shows one hour of the year
+    twice.
+    """
+    return moment.astimezone(dt.timezone.utc)

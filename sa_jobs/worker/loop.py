@@ -215,8 +215,11 @@ class ControlLoop:
             self._cursor.renew()
             self._pace.hurry()
         elif isinstance(message, GatesOpened):
+            # What came while they were shut has notified nobody.
+            self._cursor.renew()
             self._pace.gates_opened()
         elif isinstance(message, GatesShut):
+            self._cursor.renew()
             self._pace.gates_shut()
         elif isinstance(message, Lost):
             self._lost(message.running)
@@ -237,7 +240,7 @@ class ControlLoop:
         try:
             if scan:
                 lanes = claims.lanes(connection, queues=queues, tables=self._jobs.tables)
-                self._cursor.begin(lanes, asked_at)
+                self._cursor.begin(lanes, time.monotonic())
             places = self._cursor.places(queues)
             found = claims.claim(
                 connection,
@@ -249,12 +252,14 @@ class ControlLoop:
                 places=places,
                 tables=self._jobs.tables,
             )
+            answered_at = time.monotonic()
             self._cursor.claimed(
                 found,
                 places=places,
                 limit=limit,
                 asked_at=asked_at,
-                seconds=time.monotonic() - asked_at,
+                answered_at=answered_at,
+                seconds=answered_at - asked_at,
                 scan=scan,
             )
             # Before a handler starts, which may be the end of the process.
@@ -266,6 +271,10 @@ class ControlLoop:
         if found:
             self._pace.hurry()
             return True
+        if self._until_empty and not self._running and places is not None and not scan:
+            # What lies before the places is there, too.
+            self._cursor.renew()
+            return self._claim()
         self._pace.found_nothing()
         return False
 
@@ -312,12 +321,14 @@ class ControlLoop:
         except Exception:
             self._doubt()
             raise
+        answered_at = time.monotonic()
         self._cursor.claimed(
             found,
             places=places,
             limit=limit,
             asked_at=now,
-            seconds=time.monotonic() - now - len(finished) * JOB_SECONDS,
+            answered_at=answered_at,
+            seconds=answered_at - now - len(finished) * JOB_SECONDS,
             scan=False,
         )
         try:

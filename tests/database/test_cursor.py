@@ -9,7 +9,7 @@ import datetime as dt
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from sqlalchemy import Connection, Engine, func, select, text
@@ -19,7 +19,9 @@ from sa_jobs.claims import Place, Settled
 from sa_jobs.models import DEFAULT_TABLES
 from sa_jobs.outcome import Finished, Released
 from sa_jobs.worker import cursor
+from tests.support.gates import holders, wait_until_asleep
 from tests.support.jobs import add, claim, job
+from tests.support.running import run_all, running
 from tests.support.waiting import wait_until
 
 AGO = dt.timedelta(hours=1)
@@ -82,12 +84,13 @@ def count(engine: Engine, status: str) -> int:
         ).scalar_one()
 
 
-def is_done(engine: Engine, job_id: int) -> Callable[[], bool]:
-    def look() -> bool:
-        with engine.connect() as connection:
-            return bool(job(connection, job_id).status == "done")
+def status(engine: Engine, job_id: int) -> str:
+    with engine.connect() as connection:
+        return str(job(connection, job_id).status)
 
-    return look
+
+def is_done(engine: Engine, job_id: int) -> Callable[[], bool]:
+    return lambda: status(engine, job_id) == "done"
 
 
 def test_a_transaction_that_commits_long_after_its_start_is_found(
@@ -177,6 +180,99 @@ def test_without_reading_from_the_start_they_would_not_be_found(
         done = count(engine, "done")
         wait_until(lambda: count(engine, "done") > done + 50, "many other jobs", seconds=30)
         assert job(connection, job_id).status == "ready"
+
+
+@pytest.fixture
+def no_scans(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a worker, which knows a lane, read from the start only where something has happened."""
+    monkeypatch.setattr(cursor, "LONGEST_SECONDS", 1e9)
+    monkeypatch.setattr(cursor, "TIMES_AS_LONG", 1e9)
+    with engine.begin() as connection:
+        enqueue(connection, "send", delay=3600)
+
+
+@pytest.mark.usefixtures("no_scans")
+def test_a_worker_that_works_until_nothing_is_due_looks_before_the_places_too(
+    engine: Engine, registry: Jobs
+) -> None:
+    @registry.handler("chain")
+    def chain(left: int) -> None:
+        if left:
+            at = dt.datetime.now(dt.timezone.utc) - AGO * (9 - left)
+            with engine.begin() as own:
+                enqueue(own, "chain", {"left": left - 1}, run_at=at)
+
+    with engine.begin() as connection:
+        enqueue(connection, "chain", {"left": 5})
+    run_all(engine, registry, concurrency=1, listen=False)
+    assert count(engine, "done") == 6
+
+
+@contextmanager
+def late_and_silent(engine: Engine, sent: list[int]) -> Iterator[None]:
+    """Commit a job after the block, long after its start, and notify nobody."""
+    with engine.begin() as late:
+        late.execute(text("SET LOCAL sa_jobs.notify = off"))
+        sent.append(enqueue(late, "send").id)
+        yield
+        time.sleep(3 * cursor.SLACK_SECONDS)
+
+
+@pytest.mark.usefixtures("no_scans")
+def test_a_worker_that_listens_anew_looks_before_the_places_too(
+    engine: Engine, registry: Jobs
+) -> None:
+    """What was committed meanwhile has notified nobody."""
+    sent: list[int] = []
+    with running(engine, registry, poll=600.0) as working:
+        wait_until_asleep(engine)
+        with late_and_silent(engine, sent):
+            pass
+        (listener,) = holders(engine)
+        with engine.connect() as connection:
+            connection.execute(text("SELECT pg_terminate_backend(:pid)"), {"pid": listener})
+        wait_until(lambda: working.worker.subscriptions > 1, "another connection")
+        wait_until(is_done(engine, sent[0]), "the job", seconds=30)
+
+
+@pytest.mark.usefixtures("no_scans")
+def test_a_worker_whose_gates_were_shut_looks_before_the_places_too(
+    engine: Engine, registry: Jobs
+) -> None:
+    sent: list[int] = []
+    with ExitStack() as second:
+        with running(engine, registry, poll=600.0):
+            wait_until_asleep(engine)
+            second.enter_context(running(engine, registry, poll=600.0))
+            with late_and_silent(engine, sent):
+                pass
+            assert status(engine, sent[0]) == "ready"
+        # The second one opens the gate that the first one has held.
+        wait_until(is_done(engine, sent[0]), "the job", seconds=30)
+
+
+@pytest.mark.usefixtures("no_scans")
+def test_an_idle_worker_finds_what_becomes_due_at_a_priority_that_is_new(
+    engine: Engine, registry: Jobs
+) -> None:
+    with running(engine, registry, listen=False), engine.connect() as connection:
+        known = enqueue(connection, "send").id
+        connection.commit()
+        wait_until(is_done(engine, known), "a job of the priority that is known", seconds=30)
+        time.sleep(cursor.SLACK_SECONDS)
+        later = enqueue(connection, "send", priority=9, delay=0.5).id
+        connection.commit()
+        wait_until(is_done(engine, later), "the job for later", seconds=30)
+
+
+def test_an_hour_that_the_wall_clock_shows_twice_keeps_its_order(connection: Connection) -> None:
+    connection.execute(text("SET timezone = 'Europe/Berlin'"))
+    first = add(connection, run_at=dt.datetime(2025, 10, 26, 0, 50, tzinfo=dt.timezone.utc))
+    second = add(connection, run_at=dt.datetime(2025, 10, 26, 1, 10, tzinfo=dt.timezone.utc))
+    try:
+        assert [one.id for one in claim(connection, limit=2)] == [first, second]
+    finally:
+        connection.execute(text("RESET timezone"))
 
 
 def test_a_claim_reads_lanes_in_the_order_given_from_their_places(connection: Connection) -> None:

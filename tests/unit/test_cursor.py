@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -16,6 +17,7 @@ from sa_jobs.worker.cursor import Cursor
 NOW = dt.datetime(2026, 1, 1, 12, tzinfo=dt.timezone.utc)
 SLACK = dt.timedelta(seconds=module.SLACK_SECONDS)
 HOUR = dt.timedelta(hours=1)
+BERLIN = ZoneInfo("Europe/Berlin")
 ids = itertools.count(1)
 
 
@@ -29,7 +31,7 @@ def job(queue: str = "q", priority: int = 0, run_at: dt.datetime = NOW - HOUR) -
 
 def scanned(cursor: Cursor, lanes: list[tuple[str, int]], now: float = 100.0) -> Cursor:
     """Have a cursor read from the start at `NOW`, and find nothing, at a high price."""
-    cursor.claimed([], places=None, limit=9, asked_at=now, seconds=0.5, scan=False)
+    cursor.claimed([], places=None, limit=9, asked_at=now, answered_at=now, seconds=0.5, scan=False)
     assert cursor.wants_scan(now)
     cursor.begin(Lanes(lanes, NOW), now)
     return cursor
@@ -41,17 +43,23 @@ def take(
     limit: int = 2,
     now: float = 100.0,
     seconds: float = 0.0,
+    takes: float = 0.0,
     queues: tuple[str, ...] = ("q",),
     scan: bool = False,
 ) -> list[Place]:
     places: Any = cursor.places(queues)
-    cursor.claimed(jobs, places=places, limit=limit, asked_at=now, seconds=seconds, scan=scan)
+    cursor.claimed(
+        jobs, places=places, limit=limit, asked_at=now, answered_at=now + takes, seconds=seconds,
+        scan=scan,
+    )  # fmt: skip
     return list(cursor.places(queues) or ())
 
 
 def test_a_worker_whose_claims_are_cheap_has_no_cursor() -> None:
     cursor = Cursor()
-    cursor.claimed([], places=None, limit=9, asked_at=1.0, seconds=0.0009, scan=False)
+    cursor.claimed(
+        [], places=None, limit=9, asked_at=1.0, answered_at=1.0, seconds=0.0009, scan=False
+    )
     assert cursor.places(["q"]) is None
     assert not cursor.wants_scan(99.0)
 
@@ -59,7 +67,9 @@ def test_a_worker_whose_claims_are_cheap_has_no_cursor() -> None:
 def test_what_jobs_add_to_a_claim_is_no_cost_of_reading() -> None:
     cursor = Cursor()
     jobs = [job() for _ in range(100)]
-    cursor.claimed(jobs, places=None, limit=100, asked_at=1.0, seconds=0.002, scan=False)
+    cursor.claimed(
+        jobs, places=None, limit=100, asked_at=1.0, answered_at=1.0, seconds=0.002, scan=False
+    )
     assert cursor.places(["q"]) is None
 
 
@@ -125,6 +135,27 @@ def test_the_clock_goes_on_between_looks_at_it() -> None:
     assert place.since_at == NOW - SLACK + dt.timedelta(seconds=7)
 
 
+def test_an_answer_that_took_long_brings_no_place_closer_to_the_clock() -> None:
+    """The database may have read its clock at the end of that time."""
+    cursor = scanned(Cursor(), [("q", 0)])
+    take(cursor, job(), limit=1, now=100.0, takes=5.0)
+    (place, _) = take(cursor, now=105.0)
+    assert place.since_at == NOW - SLACK
+
+
+def test_an_hour_that_the_wall_clock_shows_twice_brings_no_place_closer() -> None:
+    twice = dt.datetime(2025, 10, 26, 0, 59, 59, tzinfo=dt.timezone.utc)
+    cursor = Cursor()
+    cursor.claimed(
+        [], places=None, limit=9, asked_at=100.0, answered_at=100.0, seconds=0.5, scan=False
+    )
+    cursor.begin(Lanes([("q", 0)], twice.astimezone(BERLIN)), 100.0)
+    (place, _) = take(cursor, now=110.0)
+    assert place.since_at == twice + dt.timedelta(seconds=10) - SLACK
+    (place, _) = take(cursor, now=111.0)
+    assert place.since_at == twice + dt.timedelta(seconds=11) - SLACK
+
+
 def test_a_job_of_a_priority_that_is_new_makes_the_next_claim_read_from_the_start() -> None:
     cursor = scanned(Cursor(), [("q", 0)])
     take(cursor, job(priority=7), now=100.1)
@@ -140,10 +171,18 @@ def test_lanes_without_a_job_are_kept() -> None:
 
 def test_a_dear_look_for_new_priorities_waits_for_the_next_scan() -> None:
     cursor = scanned(Cursor(), [("q", 7), ("q", 0)])
-    places = take(cursor, seconds=0.5)
+    places = take(cursor, job(), seconds=0.5)
     assert [(place.above, place.priority) for place in places] == [(8, 7), (1, 0), (0, None)]
     cursor.begin(Lanes([], NOW), 101.0)
     places = list(cursor.places(["q"]) or ())
+    assert [(place.above, place.priority) for place in places] == [(None, 7), (7, 0), (0, None)]
+
+
+def test_a_worker_without_jobs_looks_for_new_priorities_whatever_it_costs() -> None:
+    """What is scheduled for later notifies nobody, and the next scan may be far off."""
+    cursor = scanned(Cursor(), [("q", 7), ("q", 0)])
+    take(cursor, job(), seconds=0.5)
+    places = take(cursor, seconds=0.5)
     assert [(place.above, place.priority) for place in places] == [(None, 7), (7, 0), (0, None)]
 
 

@@ -42,7 +42,7 @@ class Threads:
         # All of these only under the lock.
         self._waiting: deque[Running] = deque()
         self._busy: dict[int, tuple[Running, int]] = {}
-        self._stuck: set[int] = set()
+        self._stuck: dict[int, int] = {}
         self._threads = 0
         self._idle = 0
         # Whether a thread is on its way to take a claim.
@@ -71,8 +71,7 @@ class Threads:
         """Let another thread take the place of the one that this claim's handler keeps."""
         with self._lock:
             if running.serial in self._busy:
-                del self._busy[running.serial]
-                self._stuck.add(running.serial)
+                _, self._stuck[running.serial] = self._busy.pop(running.serial)
                 self._threads -= 1
                 self._call()
 
@@ -136,7 +135,14 @@ class Threads:
     def _replace(self, error: BaseException) -> bool:
         """Let another thread take the place of this one, which dies; return whether one does."""
         with self._lock:
-            own = [one for one, thread in self._busy.values() if thread == threading.get_ident()]
+            ident = threading.get_ident()
+            stuck = [serial for serial, thread in self._stuck.items() if thread == ident]
+            if stuck:
+                # Another one has taken its place already.
+                for serial in stuck:
+                    del self._stuck[serial]
+                return True
+            own = [one for one, thread in self._busy.values() if thread == ident]
             for running in own:
                 del self._busy[running.serial]
             self._threads -= 1
@@ -168,7 +174,7 @@ class Threads:
             if ended is None:
                 self._called = False
             elif ended in self._stuck:
-                self._stuck.remove(ended)
+                del self._stuck[ended]
                 return None
             else:
                 del self._busy[ended]

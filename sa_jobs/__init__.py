@@ -16,6 +16,7 @@ from sa_jobs.errors import (
     InvalidJobTypeError,
     MigrationError,
     NeedsOwnTransactionError,
+    PayloadMisfitError,
     SaJobsError,
     SchemaVersionError,
     StepNotFoundError,
@@ -24,6 +25,7 @@ from sa_jobs.errors import (
     WorkerError,
     WorkerOptionError,
 )
+from sa_jobs.forks import dispose_after_fork
 from sa_jobs.handlers import Jobs
 from sa_jobs.hooks import Enqueuing
 from sa_jobs.inserts import Enqueued
@@ -54,6 +56,7 @@ __all__ = [
     "Jobs",
     "MigrationError",
     "NeedsOwnTransactionError",
+    "PayloadMisfitError",
     "Retry",
     "Row",
     "SaJobsError",
@@ -68,6 +71,7 @@ __all__ = [
     "WorkerOptionError",
     "attach",
     "cancel",
+    "dispose_after_fork",
     "enqueue",
     "enqueue_from_select",
     "enqueue_many",

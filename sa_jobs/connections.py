@@ -14,7 +14,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 from sqlalchemy import func, select, update
-from sqlalchemy.engine import Connection, TwoPhaseTransaction
+from sqlalchemy.engine import Connection, Engine, TwoPhaseTransaction
+from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session
 
 from sa_jobs.autocommit import warn_if_autocommit
@@ -112,6 +113,15 @@ def for_enqueue(caller: Any, tables: Tables) -> Connection:
     connection = writable(caller, tables)
     warn_if_autocommit(connection)
     return connection
+
+
+def engine_of(session: Session, tables: Tables) -> Engine | None:
+    """Return the engine whose connection `connection_of` would give, without connecting."""
+    try:
+        bind = session.get_bind(**_bind_arguments(tables))
+    except UnboundExecutionError:
+        return None
+    return bind.engine
 
 
 @lru_cache(maxsize=64)

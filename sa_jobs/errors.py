@@ -15,6 +15,13 @@ class InvalidJobTypeError(SaJobsError, TypeError):
     """A job's value has a type that the queue cannot hold; nothing was sent to the database."""
 
 
+class PayloadMisfitError(SaJobsError, ValueError):
+    """A job's payload does not fit its handler's parameters, as after a deploy that changed them.
+
+    The attempt failed before the handler was called. The text says where and why, without values.
+    """
+
+
 class AutocommitWarning(UserWarning):
     """A job was enqueued on a connection in AUTOCOMMIT mode, which commits it at once, alone."""
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
+from msgspec import structs
 from sqlalchemy import SelectBase
 
 from sa_jobs import limits
@@ -104,7 +105,8 @@ class Jobs(HasHooks):
     ) -> Any:
         """Register the decorated function under `name` (default: its own), and return it as it is.
 
-        Its parameters are the payload's keys. Parameters annotated `JobContext`, `Session` or, in
+        Its parameters are the payload's keys, and their annotations say which values the payload
+        holds. Parameters annotated `JobContext`, `Session` or, in
         a coroutine, `AsyncSession` are filled by the worker. With a session the handler is
         transactional: that session's commit is also the job's finish.
 
@@ -218,10 +220,14 @@ class Jobs(HasHooks):
         """Add a job as `sa_jobs.enqueue` does; the handler's policy fills what is left out.
 
         Also checks that the handler is registered and that the payload fits its signature, before
-        any SQL: raises UnknownHandlerError or InvalidJobError.
+        any SQL: raises UnknownHandlerError, InvalidJobError or InvalidJobTypeError. The payload may
+        hold what the parameters are annotated with, such as dataclasses and datetimes: see
+        docs/payloads.md.
         """
         registered = self[handler]
         registered.signature.check_keys(registered.name, _keys(payload))
+        if registered.signature.types is not None and isinstance(payload, Mapping):
+            payload = registered.signature.types.encode(payload)
         return enqueue(
             session,
             registered.name,
@@ -257,9 +263,13 @@ class Jobs(HasHooks):
         """Add many jobs as `sa_jobs.enqueue_many` does, by the handler's policy, checked first."""
         registered = self[handler]
         rows = list(payloads)
+        types = registered.signature.types
         for position, row in enumerate(rows):
             payload = row.payload if isinstance(row, Row) else row
             registered.signature.check_keys(f"{registered.name}, row {position}", _keys(payload))
+            if types is not None and isinstance(payload, Mapping):
+                payload = types.encode(payload, f", row {position}")
+                rows[position] = _with_payload(row, payload)
         return enqueue_many(
             session,
             registered.name,
@@ -339,6 +349,10 @@ class Jobs(HasHooks):
             "priority": handler.priority if priority is None else priority,
             "max_attempts": handler.max_attempts if max_attempts is None else max_attempts,
         }
+
+
+def _with_payload(element: Payload | Row | None, payload: Payload) -> Payload | Row:
+    return structs.replace(element, payload=payload) if isinstance(element, Row) else payload
 
 
 def _keys(payload: Any) -> Iterable[str]:

@@ -8,13 +8,15 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy.orm import Session, scoped_session
 
-from sa_jobs.context import JobContext
-from sa_jobs.errors import HandlerError, InvalidJobError
+from sa_jobs.context import ClaimedJob, JobContext
+from sa_jobs.errors import HandlerError, InvalidJobError, InvalidJobTypeError, PayloadMisfitError
+from sa_jobs.payloads import Parameter, PayloadTypes
+from sa_jobs.payloads.misfit import listed
 
 # Annotations that exist for the type checker only can be told by name alone.
 _BY_NAME = {"JobContext": "context", "Session": "session", "AsyncSession": "async_session"}
@@ -25,7 +27,10 @@ _NAME = re.compile(
 
 @dataclass(frozen=True)
 class Signature:
-    """The parameters of a handler. `session` and `context` name those that the worker fills."""
+    """The parameters of a handler. `session` and `context` name those that the worker fills.
+
+    `types` says what the payload's JSON values stand for; None if they are all plain.
+    """
 
     is_coroutine: bool
     context: str | None
@@ -33,6 +38,7 @@ class Signature:
     required: frozenset[str]
     optional: frozenset[str]
     any_key: bool
+    types: PayloadTypes | None = field(default=None, compare=False)
 
     def check_keys(self, handler: str, keys: Iterable[str]) -> None:
         """Raise InvalidJobError if a payload with these keys cannot be passed to the handler."""
@@ -43,7 +49,7 @@ class Signature:
         if not (missing or extra or injected):
             return
         problems = [
-            f"{what} {', '.join(sorted(map(repr, names)))}"
+            f"{what} {listed(sorted(names, key=str))}"
             for what, names in (("lacks", missing), ("has", extra | injected))
             if names
         ]
@@ -51,6 +57,20 @@ class Signature:
             f"the payload for handler {handler!r} {' and '.join(problems)}: its keys are the "
             f"handler's parameters {', '.join(sorted(self.required | self.optional)) or '(none)'}"
         )
+
+    def arguments(self, job: ClaimedJob) -> dict[str, Any]:
+        """Return a job's payload as arguments for the handler, or raise PayloadMisfitError."""
+        try:
+            payload = job.payload
+            self.check_keys(job.handler, payload)
+            if self.types is not None:
+                self.types.decode(payload, job.payload_text)
+        except (InvalidJobError, InvalidJobTypeError) as error:
+            raise PayloadMisfitError(
+                f"the payload of job {job.id} does not fit handler {job.handler!r} as it is here: "
+                f"{error}"
+            ) from None
+        return payload
 
 
 def read_signature(function: Callable[..., Any], handler: str) -> Signature:
@@ -69,7 +89,8 @@ def read_signature(function: Callable[..., Any], handler: str) -> Signature:
     injected: dict[str, str] = {}
     required: set[str] = set()
     optional: set[str] = set()
-    any_key = False
+    taken: list[Parameter] = []
+    rest: Parameter | None = None
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError) as error:
@@ -78,7 +99,7 @@ def read_signature(function: Callable[..., Any], handler: str) -> Signature:
         ) from None
     for name, parameter in parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
-            any_key = True
+            rest = Parameter(name, parameter.annotation)
             continue
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
             raise HandlerError(
@@ -88,6 +109,7 @@ def read_signature(function: Callable[..., Any], handler: str) -> Signature:
         role = _role(parameter.annotation, call)
         if role is None:
             (required if parameter.default is parameter.empty else optional).add(name)
+            taken.append(Parameter(name, parameter.annotation, parameter.default))
         elif role in injected:
             raise HandlerError(
                 f"{where}: parameters {injected[role]!r} and {name!r} both ask for the {role}: "
@@ -105,13 +127,15 @@ def read_signature(function: Callable[..., Any], handler: str) -> Signature:
             f"{where} is a plain function but asks for an AsyncSession, which it cannot await: "
             "annotate Session, or make it async"
         )
+    types = PayloadTypes(handler, call, taken, rest)
     return Signature(
         is_coroutine=is_coroutine,
         context=injected.get("context"),
         session=injected.get("session") or injected.get("async_session"),
         required=frozenset(required),
         optional=frozenset(optional),
-        any_key=any_key,
+        any_key=rest is not None,
+        types=types or None,
     )
 
 

@@ -11,11 +11,14 @@ from typing import Any
 import click
 from sqlalchemy import URL, Connection, Engine, MetaData, NullPool, create_engine, event
 
+from sa_jobs.cli.invocation import Application, current_application, meant_tables
 from sa_jobs.cli.output import check_output
 from sa_jobs.errors import SaJobsError, SchemaVersionError
+from sa_jobs.handlers import Jobs
 from sa_jobs.models import DEFAULT_NAME, DEFAULT_TABLES, Tables, attach
 from sa_jobs.poolers import avoid_prepared_statements
 from sa_jobs.urls import database_url
+from sa_jobs.worker.links import control_engine
 
 CONNECT_SECONDS = 10
 OLDEST_SERVER = 15
@@ -29,11 +32,15 @@ url_option = click.option(
 
 @dataclass(frozen=True)
 class Place:
-    """The database and the tables in it that the options of a command name."""
+    """The database and the tables in it that the options of a command name.
+
+    Inside of an application they are its own, where the options say nothing.
+    """
 
     given_url: str | None
     schema: str | None
     name: str
+    application: Application | None = None
 
     @property
     def tables(self) -> Tables:
@@ -42,8 +49,22 @@ class Place:
             return DEFAULT_TABLES
         return attach(MetaData(), name=self.name, schema=self.schema, register=False)
 
+    @property
+    def jobs(self) -> Jobs | None:
+        """The handlers of the application that has these tables, if the command is inside of it."""
+        jobs = None if self.application is None else self.application.jobs
+        if jobs is None or (jobs.tables.schema, jobs.tables.name) != (self.schema, self.name):
+            return None
+        return jobs
+
     def engine(self) -> Engine:
         """Return an engine on the database; raises DatabaseUrlError if none is named."""
+        if self.application is not None and self.given_url is None:
+            # Apart from the application's pool, on which nothing of ours shall stay.
+            engine = control_engine(self.application.engine())
+            event.listen(engine, "connect", _speak_iso)
+            click.get_current_context().call_on_close(engine.dispose)
+            return engine
         return open_engine(database_url(self.given_url), poolclass=NullPool)
 
     @contextmanager
@@ -80,7 +101,7 @@ def place_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_place(database_url: str | None, schema: str | None, name: str, **rest: Any) -> Any:
-        place = Place(database_url, schema, name)
+        place = Place(database_url, *meant_tables(schema, name), current_application())
         place.tables  # noqa: B018  Names that cannot be are wrong usage, before anything is asked.
         check_output()
         return command(place=place, **rest)

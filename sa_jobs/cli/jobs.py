@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 
 from sa_jobs import lookup
 from sa_jobs.cli.database import Place, place_options
+from sa_jobs.cli.invocation import was_given
 from sa_jobs.cli.output import (
     JsonText,
     escaped,
@@ -152,14 +153,22 @@ def enqueue(
 ) -> None:
     """Add a job for HANDLER and print its id.
 
-    Handlers are not known here: neither the name nor the payload's keys are checked against them.
-    Where a key is taken, nothing is added and the existing job's id is printed.
+    Only an application's own command, such as `flask jobs enqueue`, knows the handlers: there, the
+    name and the payload's keys are checked against them, and the handler's queue, priority and
+    attempts are the defaults. Where a key is taken, nothing is added and the existing job's id is
+    printed.
     """
     if run_at is not None and options["delay"] is not None:
         raise click.UsageError("give --run-at or --delay, not both")
-    tables = place.tables
+    tables, jobs = place.tables, place.jobs
     with place.writing() as connection, connection.begin():
-        added = enqueue_job(connection, handler, payload, run_at=run_at, tables=tables, **options)
+        if jobs is None:
+            added = enqueue_job(
+                connection, handler, payload, run_at=run_at, tables=tables, **options
+            )
+        else:
+            given = {name: value for name, value in options.items() if was_given(name)}
+            added = jobs.enqueue(connection, handler, payload, run_at=run_at, **given)
     if not added.created:
         say("nothing was added: this job has the key already")
         report(str(added.id), meaning=f"it was job {added.id}")

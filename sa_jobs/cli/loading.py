@@ -1,4 +1,4 @@
-"""MODULE:ATTR -> the Jobs that it names."""
+"""MODULE:ATTR -> the Jobs that it names, or the application that carries one."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from typing import Any
 
 import click
 
+from sa_jobs.cli.invocation import Application
 from sa_jobs.cli.output import escaped_lines, say
 from sa_jobs.error_text import hide_data
 from sa_jobs.errors import SaJobsError, WorkerError
 from sa_jobs.handlers import Jobs
 
-_EXPECTED = "a Jobs, or a function without arguments that returns one"
+_EXPECTED = (
+    "a Jobs, or an application that carries one, or a function without arguments that returns "
+    "either of them"
+)
 
 # Parts that a file or folder can be called, with dots between them.
 _MODULE = re.compile(r"[^./\\\0]+(\.[^./\\\0]+)*")
@@ -29,12 +33,13 @@ class EndedEarly(SystemExit):
     """A signal came while the application was imported: the process ends, in peace."""
 
 
-def load_jobs(reference: str) -> Jobs:
-    """Return the Jobs that `MODULE:ATTR` names: it, or what a factory returns.
+def load_target(reference: str) -> Jobs | Application:
+    """Return what `MODULE:ATTR` names, or what the factory returns that it names.
 
-    The current directory comes first on the import path, as with `flask` and `gunicorn`. ATTR may
-    have dots, and a factory may be written with its parentheses. An object that carries a Jobs as
-    `.extensions["sa_jobs"].jobs` will do too.
+    It is a Jobs, or an application, which carries one in `.extensions["sa_jobs"]`: as its attribute
+    `jobs`, or by a method `application` that returns an Application. The current directory comes
+    first on the import path, as with `flask` and `gunicorn`. ATTR may have dots, and a factory may
+    be written with its parentheses.
 
     Raises click.UsageError for a reference that leads nowhere. An error of the module's own code
     is shown with its traceback, then raised as WorkerError.
@@ -44,12 +49,12 @@ def load_jobs(reference: str) -> Jobs:
         raise click.UsageError(f"{reference!r} must be MODULE:ATTR, for example shop.app:jobs")
     module = _import(module_name)
     target = _attribute(module, attribute.removesuffix("()"))
-    jobs = _jobs_of(target)
-    if jobs is None and callable(target) and not isinstance(target, type):
-        jobs = _jobs_of(_called(target, reference))
-    if jobs is None:
+    found = _carried_by(target)
+    if found is None and _is_factory(target):
+        found = _carried_by(_called(target, reference))
+    if found is None:
         raise click.UsageError(f"{reference} is {_kind(target)}, not {_EXPECTED}")
-    return jobs
+    return found
 
 
 def _import(name: str) -> ModuleType:
@@ -102,15 +107,21 @@ def _suggestion(target: Any, name: str) -> str:
     return f" (did you mean {' or '.join(found)}?)" if found else ""
 
 
-def _jobs_of(target: Any) -> Jobs | None:
+def _carried_by(target: Any) -> Jobs | Application | None:
     if isinstance(target, Jobs):
         return target
     extensions = getattr(target, "extensions", None)
-    if isinstance(extensions, dict):
-        found = getattr(extensions.get("sa_jobs"), "jobs", None)
-        if isinstance(found, Jobs):
-            return found
-    return None
+    extension: Any = extensions.get("sa_jobs") if isinstance(extensions, dict) else None
+    if hasattr(extension, "application"):
+        carried: Application = extension.application(target)
+        return carried
+    found = getattr(extension, "jobs", None)
+    return found if isinstance(found, Jobs) else None
+
+
+def _is_factory(target: Any) -> bool:
+    # An application itself is called for each request.
+    return callable(target) and not isinstance(target, type) and not hasattr(target, "extensions")
 
 
 def _called(factory: Any, reference: str) -> Any:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 import sa_jobs
+from sa_jobs.cli.invocation import meant_tables, was_given
 from sa_jobs.cli.output import escaped, print_line, print_table
 from sa_jobs.cli.steps import known_step
 from sa_jobs.errors import AttachError, MigrationError
@@ -50,6 +50,7 @@ def migrations() -> None:
 def _schema_and_name(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def with_checked(schema: str | None, name: str, **rest: Any) -> Any:
+        schema, name = meant_tables(schema, name)
         check_names(name, schema, AttachError)
         return command(schema=schema, name=name, **rest)
 
@@ -131,7 +132,7 @@ def new(
     token, function = (f"{engine}_", f"upgrade_{engine}") if engine else ("", None)
     recorded = _recorded(scripts, schema, name, function)
     now = recorded.to if recorded else None
-    if now is None and _is_default("schema") and _is_default("name"):
+    if now is None and not was_given("schema") and not was_given("name"):
         _refuse_other_places(scripts, schema, name, f"for another queue, say --name {name}")
     last = None if remove else revisions()[-1].revision if to == "head" else to
     if (not remove and position(last) <= position(now)) or last == now:
@@ -272,11 +273,6 @@ def _has_branch(scripts: ScriptDirectory, schema: str | None, name: str) -> bool
     """Return whether a branch of the chain makes these tables: it does those of the default."""
     with _reading("the revisions"):
         return (schema, name) == (None, DEFAULT_NAME) and has_branch(scripts)
-
-
-def _is_default(option: str) -> bool:
-    source = click.get_current_context().get_parameter_source(option)
-    return source is ParameterSource.DEFAULT
 
 
 def _refuse_other_places(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import click
 from click.exceptions import NoSuchOption
@@ -17,6 +17,7 @@ from sqlalchemy.exc import (
 )
 
 from sa_jobs import poolers
+from sa_jobs.cli.invocation import Invocation
 from sa_jobs.cli.output import escaped, flush, prepare_streams, say, settle_streams
 from sa_jobs.error_text import without_credentials, without_data
 from sa_jobs.errors import (
@@ -45,32 +46,47 @@ _USAGE_ERRORS = (
 def run(command: click.Command, arguments: Sequence[str] | None, program: str) -> int:
     """Run a command and return its exit code; a failure of a known kind prints one line.
 
-    The object of click's context is the command line that starts the program again.
+    The object of click's context is an Invocation.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    invocation = Invocation(_own_command(command, arguments))
+    return exit_code(
+        lambda: command.main(
+            given or ["--help"], prog_name=program, standalone_mode=False, obj=invocation
+        ),
+        program,
+    )
+
+
+def exit_code(call: Callable[[], object], program: str) -> int:
+    """Return the exit code of what a call does; a failure of a known kind prints one line."""
     prepare_streams()
     try:
-        own = _own_command(command, arguments)
-        return _run(command, given or ["--help"], program, own)
+        return _exit_code(call, program)
     finally:
         settle_streams()
 
 
-def _own_command(command: click.Command, arguments: Sequence[str] | None) -> list[str]:
+def started_by() -> list[str]:
     """Return the command line that does the same again, in a process of its own.
 
     What this process was started with says it best: by which script or module, and with which
-    options of Python's. Arguments that a program gave have nothing to do with that.
+    options of Python's.
     """
+    return [sys.executable, *sys.orig_argv[1:]]
+
+
+def _own_command(command: click.Command, arguments: Sequence[str] | None) -> list[str]:
     if arguments is None:
-        return [sys.executable, *sys.orig_argv[1:]]
+        return started_by()
+    # Arguments that a program gave have nothing to do with what it was started with.
     sub_command = [] if isinstance(command, click.Group) else [str(command.name)]
     return [sys.executable, "-m", "sa_jobs", *sub_command, *arguments]
 
 
-def _run(command: click.Command, arguments: list[str], program: str, own: list[str]) -> int:
+def _exit_code(call: Callable[[], object], program: str) -> int:
     try:
-        code = command.main(arguments, prog_name=program, standalone_mode=False, obj=own)
+        code = call()
         if sys.stdout is not None:
             flush()
     except click.ClickException as error:

@@ -7,15 +7,19 @@ import math
 import random
 import signal
 from collections.abc import Callable
+from contextlib import ExitStack
 from types import FrameType
 from typing import Any, TypeVar
 
 import click
+from sqlalchemy import URL
 
 from sa_jobs import urls
 from sa_jobs.cli.database import open_engine, url_option
-from sa_jobs.cli.loading import EndedEarly, load_jobs
+from sa_jobs.cli.invocation import Application, Invocation, was_given
+from sa_jobs.cli.loading import EndedEarly, load_target
 from sa_jobs.cli.logs import configure_logging
+from sa_jobs.handlers import Jobs
 from sa_jobs.supervisor import Lifeline, Supervised, Supervisor
 from sa_jobs.worker import Worker
 from sa_jobs.worker.interruptions import STOP_SIGNALS
@@ -117,6 +121,7 @@ def _seconds_option(name: str, default: float, text: str) -> Callable[[F], F]:
 )
 @click.option(
     "--max-memory",
+    "max_memory_mib",
     type=click.IntRange(min=1),
     metavar="MIB",
     help="With more memory than this a process ends when its jobs have, and is replaced.",
@@ -131,75 +136,84 @@ def _seconds_option(name: str, default: float, text: str) -> Callable[[F], F]:
 )
 @click.pass_obj
 def worker(
-    command: list[str],
-    target: str,
-    queues: tuple[str, ...],
-    concurrency: int,
-    buffer: int,
-    batch: int,
+    invocation: Invocation,
+    /,
     processes: int,
-    lease: float,
-    heartbeat: float,
-    poll: float,
-    sweep: float,
-    grace: float,
-    answer: float,
-    no_listen: bool,
-    listen_url: str | None,
-    max_jobs: int | None,
-    max_memory: int | None,
-    database_url: str | None,
     log_level: str,
+    listen_url: str | None,
+    target: str = "",
+    database_url: str | None = None,
+    **options: Any,
 ) -> int:
-    """Run jobs with the handlers of MODULE:ATTR until SIGTERM or Ctrl-C.
+    """Run jobs until SIGTERM or Ctrl-C.
 
-    MODULE:ATTR names a Jobs, or a function without arguments that returns one. MODULE is also
-    looked for in the current directory.
+    MODULE:ATTR names a Jobs, or an application that carries one, or a function without arguments
+    that returns either. MODULE is also looked for in the current directory. A Flask application
+    with the extension has its own database and SA_JOBS_ settings.
 
     The first signal lets running jobs end, the second stops at once. Exit codes: 0 all ended,
     1 failure, 2 usage, 3 the grace period ended first and running jobs were handed back, 4 one
     process without a supervisor has reached --max-jobs or --max-memory.
     """
-    url = urls.database_url(database_url)
+    if database_url is not None:
+        urls.database_url(database_url)
     listening = urls.listen_url(listen_url)
     early_signals = _end_on_early_signals()
     lifeline = Lifeline.inherited()
     if processes > 1 and lifeline is None:
         configure_logging(log_level.upper(), with_pid=True)
-        return Supervisor(command, processes, grace=grace).run()
+        return Supervisor(invocation.command, processes, grace=options["grace"]).run()
     if lifeline is not None:
         lifeline.watch()
-        max_jobs = _spread(max_jobs)
-    jobs = load_jobs(target)
+    source = invocation.application or load_target(target)
     if early_signals:
         # The application's own code has swallowed the exception.
         raise EndedEarly(0)
     configure_logging(log_level.upper(), with_pid=lifeline is not None)
-    # Handlers that take a session hold one connection each; those that timed out, one more.
-    engine = open_engine(url, pool_size=concurrency, max_overflow=concurrency, pool_pre_ping=True)
-    try:
-        made = Worker(
-            engine,
-            jobs,
-            queues=queues or None,
-            concurrency=concurrency,
-            buffer=buffer,
-            batch=batch,
-            lease=lease,
-            heartbeat=heartbeat,
-            poll=poll,
-            sweep=sweep,
-            grace=grace,
-            answer=answer,
-            listen=not no_listen,
-            listen_engine=None if listening is None else open_engine(listening),
-            max_jobs=max_jobs,
-            max_memory_mib=max_memory,
-            on_ready=None if lifeline is None else lifeline.serves,
-        )
+    with ExitStack() as stack:
+        if listening is not None:
+            options["listen_engine"] = open_engine(listening)
+        if isinstance(source, Jobs):
+            made = _on_database(source, urls.database_url(database_url), options, lifeline, stack)
+        elif database_url is None:
+            made = _in_application(source, options, lifeline)
+        else:
+            raise click.UsageError(
+                f"{target} has a database of its own: leave --database-url out, and set it there"
+            )
         return run_to_the_end(made if lifeline is None else Supervised(made, lifeline))
-    finally:
-        engine.dispose()
+
+
+def _on_database(
+    jobs: Jobs, url: URL, options: dict[str, Any], lifeline: Lifeline | None, stack: ExitStack
+) -> Worker:
+    slots = options["concurrency"]
+    # Handlers that take a session hold one connection each; those that timed out, one more.
+    engine = open_engine(url, pool_size=slots, max_overflow=slots, pool_pre_ping=True)
+    stack.callback(engine.dispose)
+    return Worker(engine, jobs, **_arguments(options, options["max_jobs"], lifeline))
+
+
+def _in_application(
+    application: Application, options: dict[str, Any], lifeline: Lifeline | None
+) -> Worker:
+    given = {name: value for name, value in options.items() if was_given(name)}
+    max_jobs = given.get("max_jobs", application.settings.get("max_jobs"))
+    return application.worker(**_arguments(given, max_jobs, lifeline))
+
+
+def _arguments(
+    options: dict[str, Any], max_jobs: int | None, lifeline: Lifeline | None
+) -> dict[str, Any]:
+    """Return what the options are as arguments of a Worker."""
+    arguments = dict(options)
+    if "no_listen" in arguments:
+        arguments["listen"] = not arguments.pop("no_listen")
+    if "queues" in arguments:
+        arguments["queues"] = arguments["queues"] or None
+    if lifeline is not None:
+        arguments |= {"max_jobs": _spread(max_jobs), "on_ready": lifeline.serves}
+    return arguments
 
 
 def _spread(max_jobs: int | None) -> int | None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 
-from sa_jobs.supervisor.lifeline import AT_ONCE, SERVES, VARIABLE
+from sa_jobs.supervisor.lifeline import AT_ONCE, GRACE, SERVES, VARIABLE
 from sa_jobs.worker.interruptions import STOP_SIGNALS
+
+_GRACE = re.compile(GRACE + rb"(.+)\n")
 
 
 class Child:
@@ -39,6 +42,9 @@ class Child:
             theirs.close()
         self.started_at = time.monotonic()
         self.has_served = False
+        # How many seconds its drain may take, when it has said so.
+        self.grace: float | None = None
+        self._said = b""
 
     @property
     def pid(self) -> int:
@@ -48,9 +54,11 @@ class Child:
     def listen(self) -> bool:
         """Read what it says, and return whether it may say more."""
         try:
-            while said := self.lifeline.recv(16):
-                if SERVES in said:
-                    self.has_served = True
+            while said := self.lifeline.recv(64):
+                self._said += said
+                self.has_served = self.has_served or SERVES in said
+                if found := _GRACE.search(self._said):
+                    self.grace = float(found[1])
         except BlockingIOError:
             return True
         except OSError:

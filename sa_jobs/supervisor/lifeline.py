@@ -22,7 +22,9 @@ logger = logging.getLogger("sa_jobs.supervisor")
 
 VARIABLE = "SA_JOBS_LIFELINE"
 
-# What is said: by the worker that it serves, by the supervisor that it must end at once.
+# What is said: by the worker how many seconds it may drain, as b"g30\n", and that it serves; by the
+# supervisor that it must end at once.
+GRACE = b"g"
 SERVES = b"s"
 AT_ONCE = b"!"
 
@@ -61,10 +63,17 @@ class Lifeline:
         threading.Thread(target=self._listen, name="sa-jobs-lifeline", daemon=True).start()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
+    def drains_within(self, grace: float) -> None:
+        """Tell the supervisor how many seconds the worker's first stop waits for handlers."""
+        self._say(GRACE + f"{grace:g}\n".encode())
+
     def serves(self) -> None:
         """Tell the supervisor that the worker serves."""
+        self._say(SERVES)
+
+    def _say(self, what: bytes) -> None:
         with contextlib.suppress(OSError):
-            self._socket.sendall(SERVES)
+            self._socket.sendall(what)
 
     def when_told_to_end(self, act: Callable[[], None]) -> None:
         """Call this, on a thread of its own, if the supervisor says that the end must be at once.
@@ -88,6 +97,8 @@ class Supervised:
     def __init__(self, worker: Worker, lifeline: Lifeline) -> None:
         self._worker = worker
         self._first = threading.Lock()
+        # The application's settings may say another one than the command line did.
+        lifeline.drains_within(worker.grace)
         lifeline.when_told_to_end(self._end_at_once)
 
     @property

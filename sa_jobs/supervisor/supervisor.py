@@ -51,8 +51,8 @@ class Supervisor:
     The first one starts alone, the others when it serves: what is wrong with all of them is said
     once. One that dies is replaced after a back-off, one that is recycled at once. One that fails
     before it serves, or by its options, while no other one serves, ends the supervisor. After a
-    life of `settled` seconds the back-off begins anew. Processes that are told to drain have
-    `grace` seconds for it and ten more, and are killed then.
+    life of `settled` seconds the back-off begins anew. Processes that are told to drain have as
+    many seconds for it as they said themselves (else `grace`) and ten more, and are killed then.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Supervisor:
             self._note(failed_start)
             for child in others:
                 child.drain()
-            self._kill_after(self._grace + LAST_SECONDS)
+            self._kill_after(self._longest_grace(others) + LAST_SECONDS)
             return
         place.deaths += 1
         delay = _backoff(place.deaths)
@@ -209,7 +209,7 @@ class Supervisor:
                 logger.info("stopping: %d processes are told to drain", len(children))
                 for child in children:
                     child.drain()
-                self._kill_after(self._grace + LAST_SECONDS)
+                self._kill_after(self._longest_grace(children) + LAST_SECONDS)
             else:
                 logger.info("%d processes are told to end at once", len(children))
                 for child in children:
@@ -220,6 +220,11 @@ class Supervisor:
             for child in self._children():
                 logger.warning("process %d does not end, and is killed", child.pid)
                 child.kill()
+
+    def _longest_grace(self, children: list[Child]) -> float:
+        """Return how many seconds these processes may drain, as far as known by their own word."""
+        given = [self._grace if child.grace is None else child.grace for child in children]
+        return max(given, default=self._grace)
 
     def _kill_after(self, seconds: float) -> None:
         """Kill what has not ended by then: it is frozen, or holds the interpreter."""

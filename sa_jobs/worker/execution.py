@@ -200,8 +200,7 @@ class Execution:
 
 def arguments_for(handler: Handler, job: ClaimedJob, context: JobContext) -> dict[str, Any]:
     """Return the handler's arguments, but for the session, or raise what is wrong with them."""
-    arguments = job.payload
-    handler.signature.check_keys(handler.name, arguments)
+    arguments = handler.signature.arguments(job)
     if handler.signature.context is not None:
         arguments[handler.signature.context] = context
     return arguments

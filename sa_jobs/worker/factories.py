@@ -8,8 +8,9 @@ from typing import Any
 
 from sqlalchemy import Engine
 from sqlalchemy.orm import sessionmaker
-from sqlalchemy.pool import QueuePool
+from sqlalchemy.pool import Pool, QueuePool
 
+from sa_jobs.connections import engine_of
 from sa_jobs.errors import WorkerError
 from sa_jobs.handlers import Jobs
 from sa_jobs.models import Tables
@@ -37,15 +38,14 @@ class Factories:
         concurrency: int,
     ) -> None:
         self._concurrency = concurrency
+        self._looked_at: set[Pool] = set()
         self._made: Engine | None = None
         self._made_async: Any = None
         self.sync = sync
         self.asynchronous = asynchronous
         self._needs_sync = bool(_asking(jobs, coroutines=False))
         if self.sync is None and self._needs_sync:
-            host = self._engine(engine, control)
-            _warn_of_small_pool(host, concurrency)
-            self.sync = sessionmaker(host)
+            self.sync = sessionmaker(self._engine(engine, control))
         asking = _asking(jobs, coroutines=True)
         self._needs_async = bool(asking)
         if self.asynchronous is None and asking:
@@ -53,17 +53,39 @@ class Factories:
 
     def check(self, tables: Tables, coroutines: Coroutines) -> None:
         """Raise WorkerError if the sessions that handlers will get cannot be transactional."""
-        if self._needs_sync and self.sync is not None:
-            sessions.check_isolation(self.sync(), tables)
+        if self.sync is not None:
+            # Handlers may also use sessions of the host's factory without asking for one.
+            session = self.sync()
+            self._warn_of_small_pool(engine_of(session, tables))
+            if self._needs_sync:
+                sessions.check_isolation(session, tables)
             sessions.forget(self.sync)
         factory = self.asynchronous
         if self._needs_async and factory is not None:
 
             async def check() -> None:
-                await factory().run_sync(sessions.check_isolation, tables)
+                session = factory()
+                self._warn_of_small_pool(engine_of(session.sync_session, tables))
+                await session.run_sync(sessions.check_isolation, tables)
                 sessions.forget(factory)
 
             coroutines.call(check, _CHECK_SECONDS)
+
+    def _warn_of_small_pool(self, engine: Engine | None) -> None:
+        pool = None if engine is None else engine.pool
+        if not isinstance(pool, QueuePool) or pool._max_overflow < 0 or pool in self._looked_at:
+            return
+        # Once, however often the start is tried.
+        self._looked_at.add(pool)
+        most = pool.size() + pool._max_overflow
+        if most < self._concurrency:
+            logger.warning(
+                "the engine's pool gives %d connections to %d handlers: those beyond wait for "
+                "one, and fail after pool_timeout; give it pool_size=%d",
+                most,
+                self._concurrency,
+                self._concurrency,
+            )
 
     def close(self) -> None:
         """Dispose of the synchronous engine that was made, if any."""
@@ -101,7 +123,6 @@ class Factories:
             host = engine.sync_engine
             apart = Engine(host.pool.recreate(), host.dialect, host.url)
             made = AsyncEngine(mapped_as(host, apart))
-            _warn_of_small_pool(host, self._concurrency)
         else:
             made = create_async_engine(
                 engine.url.set(drivername="postgresql+psycopg"),
@@ -112,20 +133,6 @@ class Factories:
             made = AsyncEngine(mapped_as(engine, made.sync_engine))
         self._made_async = made
         return async_sessionmaker(made)
-
-
-def _warn_of_small_pool(engine: Engine, concurrency: int) -> None:
-    pool = engine.pool
-    if isinstance(pool, QueuePool):
-        most = pool.size() + pool._max_overflow
-        if pool._max_overflow >= 0 and most < concurrency:
-            logger.warning(
-                "the engine's pool gives %d connections to %d handlers: those beyond wait for "
-                "one, and fail after pool_timeout; give it pool_size=%d",
-                most,
-                concurrency,
-                concurrency,
-            )
 
 
 def _asking(jobs: Jobs, *, coroutines: bool) -> list[str]:

@@ -316,6 +316,48 @@ def test_a_failed_start_ends_it_all_even_if_another_process_hears_nothing(tmp_pa
     assert ended.stderr.count("does not end, and is killed") == 1
 
 
+# It says that it may drain for 30 seconds, and that it serves, and takes three.
+SLOW = """
+import os, signal, sys, time
+
+def drain(number, frame):
+    time.sleep(3)
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, drain)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
+os.write(int(os.environ["SA_JOBS_LIFELINE"]), b"g30\\ns")
+print("serves", flush=True)
+while True:
+    time.sleep(60)
+"""
+
+
+def test_a_process_may_drain_for_as_long_as_it_says_itself(tmp_path: Path) -> None:
+    """The supervisor knows the command line, and not what the application's settings say."""
+    script = """
+        import sys
+        from sa_jobs.supervisor import Supervisor, supervisor
+
+        supervisor.LAST_SECONDS = 0.5
+        sys.exit(Supervisor([sys.executable, "-c", sys.argv[1]], 1, grace=0.0).run())
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script), SLOW],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "serves\n"
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == EXIT_OK
+        finally:
+            process.kill()
+
+
 # An application that takes its memory when the worker is idle.
 GROWING = """
 import threading, time

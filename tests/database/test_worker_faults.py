@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, NullPool, create_engine, text
+from sqlalchemy import Engine, NullPool, create_engine, func, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -465,15 +465,45 @@ def test_async_sessions_are_as_many_as_slots(engine: Engine, jobs: Jobs) -> None
     assert [status(engine, job_id) for job_id in ids] == ["done"] * 20
 
 
-def test_a_pool_that_is_too_small_is_said_at_the_start(
-    engine: Engine, jobs: Jobs, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("given", [False, True], ids=["own-sessions", "given-factory"])
+def test_a_pool_that_is_too_small_is_said_once_at_the_start(
+    given: bool, engine: Engine, jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
     jobs.handler("works")(works_in_session)
     small = create_engine(engine.url, pool_size=2, max_overflow=1)
-    Worker(small, jobs, concurrency=4).run_until_empty()
+    factory = sessionmaker(small) if given else None
+    worker_engine = engine if given else small
+    Worker(worker_engine, jobs, concurrency=4, session_factory=factory).run_until_empty()
     small.dispose()
 
-    assert "gives 3 connections to 4 handlers" in caplog.text
+    assert caplog.text.count("gives 3 connections to 4 handlers") == 1
+    assert "give it pool_size=4" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_pool_smaller_than_the_concurrency_loses_no_lease_and_no_finish(
+    engine: Engine, jobs: Jobs
+) -> None:
+    small = create_engine(engine.url, pool_size=2, max_overflow=0)
+    counts = []
+
+    @jobs.handler("holds")
+    def holds(session: Session) -> None:
+        session.execute(select(func.pg_sleep(1.5)))
+        connections = text(
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+        )
+        counts.append(session.execute(connections).scalar_one())
+
+    ids = add(engine, jobs, "holds", *[{}] * 8)
+    # The last two wait for a connection for longer than a lease holds without a heartbeat.
+    run_all(small, jobs, concurrency=8, lease=3, heartbeat=0.5)
+    small.dispose()
+
+    rows = [job(engine, job_id) for job_id in ids]
+    assert [(row.status, row.attempts, row.claim_no) for row in rows] == [("done", 1, 1)] * 8
+    # The pool's, the worker's own four, and the one that added the jobs.
+    assert max(counts) <= 2 + 4 + 1
 
 
 # --- what is logged -----------------------------------------------------------------------------

@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 _LIBRARIES = (
     "psycopg[binary]",
     "click",
+    "msgspec",
     "rich",
     "asyncpg",
     "Flask",

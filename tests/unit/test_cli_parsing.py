@@ -24,7 +24,7 @@ from sqlalchemy.exc import (
 
 from sa_jobs import WorkerError
 from sa_jobs.cli import main, worker_main
-from sa_jobs.cli.loading import load_jobs
+from sa_jobs.cli.loading import load_target
 from sa_jobs.cli.logs import LineFormatter
 from sa_jobs.cli.output import escaped, escaped_lines, shown, shown_age
 from sa_jobs.cli.run import explain
@@ -33,6 +33,15 @@ from sa_jobs.worker.interruptions import STOP_SIGNALS
 Written = pytest.CaptureFixture[str]
 
 # --- usage --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """A worker's start takes them."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +85,8 @@ def one_line(written: Written) -> str:
         (["worker", "app:jobs", "--max-memory", "1GB"], "'1GB' is not a valid integer"),
         (["list"], "no database is named: give a URL, or set SA_JOBS_DATABASE_URL"),
         (["list", "--database-url", "mysql://h/d"], "sa-jobs needs PostgreSQL"),
-        (["worker", "app:jobs"], "no database is named"),
+        (["worker", "tests.acceptance.app:jobs"], "no database is named"),
+        (["worker", "app:jobs", "--database-url", "mysql://h/d"], "sa-jobs needs PostgreSQL"),
         (
             ["list", "--database-url", "postgresql://h/d", "--schema", "a-b"],
             "schema='a-b' must be a plain identifier",
@@ -117,13 +127,8 @@ def test_a_worker_that_has_lost_its_supervisor_does_not_take_its_place(
 ) -> None:
     """Or the processes would multiply without end."""
     monkeypatch.setenv("SA_JOBS_LIFELINE", "999999")
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    try:
-        arguments = ["app:jobs", "--processes", "4", "--database-url", "postgresql://h/d"]
-        assert worker_main(arguments) == 1
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    arguments = ["app:jobs", "--processes", "4", "--database-url", "postgresql://h/d"]
+    assert worker_main(arguments) == 1
 
     assert "SA_JOBS_LIFELINE is '999999', which is no socket" in one_line(capsys)
 
@@ -188,7 +193,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
     ["jobs", "app", "container.jobs", "make_jobs", "make_jobs()", "make_app", "make_app()"],
 )
 def test_a_reference_may_name_a_registry_an_app_or_a_factory(write: Write, attribute: str) -> None:
-    found = load_jobs(f"cli_app:{attribute}")
+    found = load_target(f"cli_app:{attribute}")
 
     assert found is sys.modules["cli_app"].jobs
 
@@ -211,7 +216,7 @@ def test_a_reference_may_name_a_registry_an_app_or_a_factory(write: Write, attri
         ("cli_app:job", "cli_app has no 'job' (did you mean jobs"),
         ("cli_app:queue", "cli_app has no 'queue' (did you mean jobs?)"),
         ("cli_app:container.job", "cli_app.container has no 'job' (did you mean jobs?)"),
-        ("cli_app:number", "cli_app:number is an int, not a Jobs, or a function without"),
+        ("cli_app:number", "cli_app:number is an int, not a Jobs, or an application that"),
         ("cli_app:other_app", "cli_app:other_app is a SimpleNamespace, not a Jobs"),
         ("cli_app:make_nothing", "cli_app:make_nothing is a function, not a Jobs"),
         ("cli_app:Jobs", "cli_app:Jobs is the class Jobs, not a Jobs"),
@@ -222,7 +227,7 @@ def test_a_reference_that_leads_nowhere_says_where_it_ended(
     write: Write, reference: str, says: str
 ) -> None:
     with pytest.raises(click.UsageError) as raised:
-        load_jobs(reference)
+        load_target(reference)
 
     assert says in raised.value.message
 
@@ -231,7 +236,7 @@ def test_a_module_that_lacks_another_one_names_that(write: Write) -> None:
     write("cli_lacking", "import cli_not_there")
 
     with pytest.raises(WorkerError, match="cli_lacking imports the module 'cli_not_there', which"):
-        load_jobs("cli_lacking:jobs")
+        load_target("cli_lacking:jobs")
 
 
 def test_an_error_of_the_applications_own_code_is_shown_where_it_happened(
@@ -240,20 +245,20 @@ def test_an_error_of_the_applications_own_code_is_shown_where_it_happened(
     write("cli_broken", "def start():\n    raise KeyError('SETTING')\nstart()\n")
 
     with pytest.raises(WorkerError, match="importing cli_broken failed: KeyError: 'SETTING'"):
-        load_jobs("cli_broken:jobs")
+        load_target("cli_broken:jobs")
 
     shown_trace = capsys.readouterr().err
     assert "cli_broken.py" in shown_trace
     assert "loading.py" not in shown_trace
     with pytest.raises(WorkerError, match="calling cli_app:fail failed: ValueError: no setting X"):
-        load_jobs("cli_app:fail")
+        load_target("cli_app:fail")
 
 
 def test_an_application_that_ends_the_process_is_a_failure(write: Write) -> None:
     write("cli_leaves", "import sys\nsys.exit(0)\n")
 
     with pytest.raises(WorkerError, match="importing cli_leaves failed: SystemExit: 0"):
-        load_jobs("cli_leaves:jobs")
+        load_target("cli_leaves:jobs")
 
 
 TAKEN = r"""
@@ -281,7 +286,7 @@ def test_an_applications_error_is_shown_whatever_its_text_without_data(
     write("cli_odd", source)
 
     with pytest.raises(WorkerError, match=says) as raised:
-        load_jobs("cli_odd:jobs")
+        load_target("cli_odd:jobs")
     assert "(hunter2)" not in str(raised.value)
     assert "'pin'" not in str(raised.value)
 
@@ -290,7 +295,7 @@ def test_a_handler_that_cannot_be_one_is_one_line(write: Write, capsys: Written)
     write("cli_wrong", "from sa_jobs import Jobs\n@Jobs().handler('h')\ndef h(*names): ...\n")
 
     with pytest.raises(WorkerError, match="importing cli_wrong failed: handler 'h'"):
-        load_jobs("cli_wrong:jobs")
+        load_target("cli_wrong:jobs")
 
     assert capsys.readouterr().err == ""
 

@@ -15,7 +15,7 @@ PACKAGE = Path(sa_jobs.__file__).parent
 
 # A file imports from its own layer or those before it; the package's name stands for all in it.
 LAYERS = (
-    ("errors", "limits", "jsontext", "meta", "backoff", "error_text", "urls"),
+    ("errors", "limits", "jsontext", "meta", "backoff", "error_text", "forks", "urls"),
     ("ddl", "models", "names"),
     (
         "expressions",
@@ -28,6 +28,7 @@ LAYERS = (
         "deaths",
         "hooks",
         "outcome",
+        "payloads",
         "signatures",
     ),
     ("job_options", "select_columns", "duplicates", "inserts"),

@@ -150,3 +150,21 @@ def test_the_command_line_loads_no_asyncio_of_sqlalchemy() -> None:
         import sys, sa_jobs.cli
         assert "sqlalchemy.ext.asyncio" not in sys.modules
     """)
+
+
+def test_the_flask_extension_loads_no_commands_until_they_are_asked_for() -> None:
+    pytest.importorskip("flask_sqlalchemy")
+    run("""
+        import sys
+        from flask import Flask
+        from flask_sqlalchemy import SQLAlchemy
+        from sa_jobs import Jobs
+        from sa_jobs.flask import SAJobs
+        app, db = Flask("shop"), SQLAlchemy()
+        app.config["SQLALCHEMY_DATABASE_URI"] = "sqlite://"
+        db.init_app(app)
+        SAJobs(Jobs(), db, app=app)
+        assert "sa_jobs.cli" not in sys.modules
+        assert "worker" in app.test_cli_runner().invoke(args=["jobs"]).output
+        assert "sa_jobs.cli" in sys.modules
+    """)

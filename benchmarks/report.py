@@ -78,7 +78,7 @@ def measure(report: Report, name: str, row: Row, *, quick: bool) -> None:
         with open_server(row.settings) as server:
             version = server.version
             report.results[name] = row.measure(server, row.quick if quick else row.options())
-            report.on[name] = machine(version)
+            report.on[name] = machine(version) + (" Small sizes (--quick)." if quick else "")
     except Exception as error:
         # An hour of the other rows is not to be lost.
         report.failures[name] = f"{type(error).__name__}: {error}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
@@ -89,7 +90,7 @@ def expectation(
             f"the part of a payload must be a dict, not {type(payload).__name__}"
         )
     if payload and callable(handler):
-        _check_keys(handler, str(name), payload)
+        payload = _as_stored(handler, str(name), payload)
     if status is not None and status not in STATES:
         raise InvalidJobError(
             f"status must be one of {', '.join(STATES)}, or None for any, not {status!r}"
@@ -134,7 +135,10 @@ def shown(value: Any) -> str:
     return text if len(text) <= 500 else _WIDE.repr(value)
 
 
-def _check_keys(handler: Callable[..., Any], name: str, payload: Mapping[str, Any]) -> None:
+def _as_stored(
+    handler: Callable[..., Any], name: str, payload: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a part of a payload with typed values as the JSON that stands for them."""
     signature = read_signature(handler, name)
     known = signature.required | signature.optional
     unknown = sorted(map(repr, payload.keys() - known))
@@ -143,6 +147,14 @@ def _check_keys(handler: Callable[..., Any], name: str, payload: Mapping[str, An
             f"no job of handler {name!r} can have {', '.join(unknown)} in its payload: the "
             f"handler's parameters are {', '.join(sorted(known)) or '(none)'}"
         )
+    part = dict(payload)
+    if signature.types is not None:
+        for key, value in payload.items():
+            # What is no value of the parameter's type is compared as it is: a part of an object,
+            # or what compares in its own way.
+            with contextlib.suppress(InvalidJobError, InvalidJobTypeError):
+                part |= signature.types.encode({key: value})
+    return part
 
 
 def _payload_misses(path: str, part: Any, found: Any) -> list[str]:

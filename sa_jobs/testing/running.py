@@ -7,11 +7,12 @@ import contextlib
 import contextvars
 import datetime as dt
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 from sqlalchemy.orm import Session, scoped_session
@@ -22,6 +23,7 @@ from sa_jobs.context import ClaimedJob, JobContext
 from sa_jobs.error_text import all_of
 from sa_jobs.errors import SaJobsError
 from sa_jobs.handlers import Handler, Jobs
+from sa_jobs.hooks import AttemptEnd
 from sa_jobs.job_options import Delay, seconds_ahead
 from sa_jobs.outcome import Discard, Finished, Outcome, Retry, Snooze, raised, returned
 from sa_jobs.testing import ledger
@@ -30,7 +32,11 @@ from sa_jobs.testing.coroutines import OwnLoop, is_loop_running
 from sa_jobs.testing.rows import EnqueuedJob, read
 from sa_jobs.testing.sessions import Lent
 from sa_jobs.worker import execution
+from sa_jobs.worker.hook_calls import HookCalls, end_by
+from sa_jobs.worker.running import Running
+from sa_jobs.worker.surroundings import Around, Surroundings
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 DRAIN_LIMIT = 1_000
@@ -63,7 +69,14 @@ class Ran:
 
 
 @also_awaitable
-def run_job(session: Caller, jobs: Jobs, job: Any, *, raise_errors: bool = True) -> Ran:
+def run_job(
+    session: Caller,
+    jobs: Jobs,
+    job: Any,
+    *,
+    raise_errors: bool = True,
+    around: Around | None = None,
+) -> Ran:
     """Run one job that is ready, due or not, in the session's transaction; return what came of it.
 
     `job` is an id, or anything that has one. A handler that asks for a session gets this one, and
@@ -71,12 +84,13 @@ def run_job(session: Caller, jobs: Jobs, job: Any, *, raise_errors: bool = True)
     AsyncSession `await` the call: then coroutines that ask for an AsyncSession can run too.
 
     What a handler raises is booked as a worker does it, and then raised here; not if it is Retry,
-    Snooze or Discard, nor with `raise_errors=False`.
+    Snooze or Discard, nor with `raise_errors=False`. Hooks of `jobs` are called, and `around` is
+    entered as a worker's.
 
     Raises UnknownHandlerError, or RunError for a job that is not ready, with nothing written.
     """
     job_id = limits.check_id("job", getattr(job, "id", job))
-    return _on_bench(session, jobs, raise_errors, lambda bench: bench.run_one(job_id))
+    return _on_bench(session, jobs, raise_errors, around, lambda bench: bench.run_one(job_id))
 
 
 @also_awaitable
@@ -88,6 +102,7 @@ def drain(
     limit: int = DRAIN_LIMIT,
     advance: Delay | None = None,
     raise_errors: bool = True,
+    around: Around | None = None,
 ) -> list[Ran]:
     """Run every job that is due, also those that handlers enqueue meanwhile; return what was run.
 
@@ -104,21 +119,29 @@ def drain(
     limits.check_limit("limit", limit)
     period = None if advance is None else limits.check_seconds("advance", advance)
     names = None if queues is None else [limits.check_name("queue", name) for name in queues]
-    return _on_bench(session, jobs, raise_errors, lambda bench: bench.drain(names, limit, period))
+    return _on_bench(
+        session, jobs, raise_errors, around, lambda bench: bench.drain(names, limit, period)
+    )
 
 
-def _on_bench(session: Any, jobs: Jobs, raise_errors: bool, work: Callable[[_Bench], T]) -> T:
+def _on_bench(
+    session: Any,
+    jobs: Jobs,
+    raise_errors: bool,
+    around: Around | None,
+    work: Callable[[_Bench], T],
+) -> T:
     run_sync = run_sync_of(session)
     if run_sync is None:
         with OwnLoop() as loop:
-            bench = _Bench(jobs, _session_of(session), raise_errors, loop.run)
+            bench = _Bench(jobs, _session_of(session), raise_errors, around, loop.run)
             return work(bench)
     from sqlalchemy.util import await_only
 
     asynchronous = getattr(session, "registry", lambda: session)()
 
     def run(sync: Any) -> T:
-        return work(_Bench(jobs, _session_of(sync), raise_errors, await_only, asynchronous))
+        return work(_Bench(jobs, _session_of(sync), raise_errors, around, await_only, asynchronous))
 
     later: T = run_sync(run)
     return later
@@ -148,6 +171,7 @@ class _Bench:
         jobs: Jobs,
         session: Session,
         raise_errors: bool,
+        around: Around | None,
         wait_for: Callable[[Any], Any],
         async_session: Any = None,
     ) -> None:
@@ -155,6 +179,7 @@ class _Bench:
         self._tables = jobs.tables
         self._session = session
         self._raise_errors = raise_errors
+        self._around = around
         self._wait_for = wait_for
         self._async_session = async_session
         self._now = ledger.clock(self._connection())
@@ -239,45 +264,88 @@ class _Bench:
 
     def _run(self, job: ClaimedJob, handler: Handler) -> Ran:
         connection = self._connection()
-        transactional = handler.signature.session is not None
-        context = JobContext(job)
+        running = Running(job, handler, math.inf)
         last_id = ledger.last_id(connection, self._tables)
-        ahead = self._seconds_ahead(connection)
-        error: BaseException | None = None
-        outcome: Outcome
-        landed: bool | None = None
-        lent = Lent(self._session, connection, transactional=transactional)
+        token = seconds_ahead.set(self._seconds_ahead(connection))
         try:
-            token = seconds_ahead.set(ahead)
-            try:
-                outcome = self._call(job, handler, context)
-            finally:
-                seconds_ahead.reset(token)
-                lent.give_back()
-            if transactional:
-                landed = self._end(job, outcome, context, last_id, transactional=True)
-                if landed:
-                    lent.keep()
-        except self._failures as failure:
-            error, landed = failure, None
-            with _as_it_was(error):
-                outcome = raised(job, _from_the_handler_on(error), handler.backoff)
+            # Under a test's own event loop the coroutine runs in the context of the test.
+            run = contextvars.copy_context().run if self._async_session is None else _directly
+            outcome, landed, error = run(self._attempt, running, last_id)
         finally:
-            lent.undo()
+            seconds_ahead.reset(token)
         if landed is None:
-            landed = self._end(job, outcome, context, last_id)
+            landed = self._end(running, outcome, last_id)
         if not landed:
             raise RunError(
                 f"job {job.id} {job.handler!r} was no longer this run's when its handler had "
                 "ended: its row was changed meanwhile, and a worker would write nothing"
             )
+        (after,) = read(self._connection(), self._tables, self._tables.jobs.c.id == job.id)
+        if error is not None and after.status == "dead":
+            self._tell_of_death(running, error)
         if error is not None and self._raise_errors and not _says_what_follows(error):
             raise error
-        (after,) = read(self._connection(), self._tables, self._tables.jobs.c.id == job.id)
         return Ran(after, job.attempts, error)
 
+    def _attempt(
+        self, running: Running, last_id: int
+    ) -> tuple[Outcome, bool | None, BaseException | None]:
+        """Return how an attempt ended, whether that was written (None: not yet), and its error."""
+        try:
+            with self._surroundings(running.job):
+                try:
+                    self._call_hooks(lambda hooks: hooks.before(running))
+                    outcome, landed = self._handle(running, last_id)
+                except self._failures as failure:
+                    end, shown = end_by(running, failure), failure
+                    self._call_hooks(lambda hooks: hooks.ended(running, end, shown))
+                    raise
+                done: AttemptEnd = "lost" if landed is False else "done"
+                self._call_hooks(lambda hooks: hooks.ended(running, done, None))
+                return outcome, landed, None
+        except self._failures as failure:
+            with _as_it_was(failure):
+                failed = raised(running.job, _from_the_handler_on(failure), running.handler.backoff)
+            return failed, None, failure
+
+    def _handle(self, running: Running, last_id: int) -> tuple[Finished, bool | None]:
+        transactional = running.handler.signature.session is not None
+        lent = Lent(self._session, self._connection(), transactional=transactional)
+        try:
+            try:
+                outcome = self._call(running.job, running.handler, running.context)
+            finally:
+                lent.give_back()
+            if not transactional:
+                return outcome, None
+            landed = self._end(running, outcome, last_id, transactional=True)
+            if landed:
+                lent.keep()
+            return outcome, landed
+        finally:
+            lent.undo()
+
+    def _surroundings(self, job: ClaimedJob) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._around is None else Surroundings(self._around, job)
+
+    def _call_hooks(self, call: Callable[[HookCalls], None]) -> None:
+        """Call hooks, whose sessions are their own, as those of a handler that asks for none."""
+        if not self._jobs.hooks.around_attempts:
+            return
+        lent = Lent(self._session, self._connection(), transactional=False)
+        try:
+            call(HookCalls(self._jobs.hooks, lambda coroutine: self._wait_for(coroutine())))
+        finally:
+            lent.give_back()
+            lent.undo()
+
+    def _tell_of_death(self, running: Running, error: BaseException) -> None:
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(Exception):
+                stack.enter_context(self._surroundings(running.job))
+            self._call_hooks(lambda hooks: hooks.dead(running.context, error))
+
     def _call(self, job: ClaimedJob, handler: Handler, context: JobContext) -> Finished:
-        """Call a handler as a worker does: what surrounds it there belongs around this."""
         arguments = execution.arguments_for(handler, job, context)
         if handler.signature.session is not None:
             arguments[handler.signature.session] = (
@@ -294,18 +362,16 @@ class _Bench:
 
     def _end(
         self,
-        job: ClaimedJob,
+        running: Running,
         outcome: Outcome,
-        context: JobContext,
         last_id: int,
         *,
         transactional: bool = False,
     ) -> bool:
-        connection = self._connection()
-        now = self._now
+        connection, job, now = self._connection(), running.job, self._now
         if self._advances:
             ledger.set_created(connection, self._tables, after=last_id, now=now)
-        progress = context.take_progress()
+        progress = running.context.take_progress()
         if progress is not None:
             ledger.store_progress(connection, self._tables, job, progress, now=now)
         return ledger.settle(
@@ -325,6 +391,10 @@ class _Bench:
 
     def _connection(self) -> Connection:
         return connection_of(self._session, self._tables)
+
+
+def _directly(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    return function(*args, **kwargs)
 
 
 async def _result_of(

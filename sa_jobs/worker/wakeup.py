@@ -123,7 +123,8 @@ class Wakeup(HealingThread):
                 driver.pgconn.consume_input()
                 while (notify := driver.pgconn.notifies()) is not None:
                     self._heard(notify.extra.decode())
-                self._work_the_gates(connection)
+                if not self._ended.is_set():
+                    self._work_the_gates(connection)
         return 0.0
 
     def _patience(self) -> float:

@@ -18,7 +18,7 @@ from sa_jobs import enqueue, enqueue_many
 from tests.support.commands import ROOT, Ended, environment, in_shell, sa_jobs
 from tests.support.looking import status, unfinished
 from tests.support.waiting import wait_until
-from tests.support.workers import WorkerProcess
+from tests.support.workers import APP, WorkerProcess
 
 pytestmark = pytest.mark.acceptance
 
@@ -85,7 +85,7 @@ def test_jobs_that_no_worker_knows_are_named_and_left_alone(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["status"], ["enqueue", "send"], ["list"], ["db", "upgrade"], ["worker", "x:y"]]
+    "arguments", [["status"], ["enqueue", "send"], ["list"], ["db", "upgrade"], ["worker", APP]]
 )
 def test_without_a_database_a_command_says_how_to_name_one(arguments: list[str]) -> None:
     ended = sa_jobs(*arguments)

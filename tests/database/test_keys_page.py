@@ -304,3 +304,24 @@ def test_a_lock_timeout_bounds_the_wait_for_a_key(engine: Engine, connection: Co
         with pytest.raises(OperationalError, match="lock timeout"):
             enqueue(other, "send", unique_key="k")
     connection.rollback()
+
+
+@pytest.mark.parametrize("call", ["enqueue", "enqueue_many"])
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"], ids=str.lower)
+def test_at_higher_levels_a_key_taken_since_the_first_statement_means_run_again(
+    engine: Engine, connection: Connection, level: Any, call: str
+) -> None:
+    def want(own: Connection) -> Enqueued:
+        if call == "enqueue":
+            return enqueue(own, "send", unique_key="k")
+        return enqueue_many(own, "send", [Row(unique_key="k")])[0]
+
+    with engine.connect().execution_options(isolation_level=level) as own:
+        own.execute(text("SELECT 1"))
+        taken = enqueue(connection, "send", unique_key="k")
+        connection.commit()
+        with pytest.raises(OperationalError) as caught:
+            want(own)
+        assert getattr(caught.value.orig, "sqlstate", None) == "40001"
+        own.rollback()
+        assert want(own) == Enqueued(taken.id, created=False)

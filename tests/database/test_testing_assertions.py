@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from unittest.mock import ANY
+from uuid import UUID
 
 import pytest
 from sqlalchemy import Connection, MetaData
@@ -198,6 +201,41 @@ def test_exactly_as_many_as_counted(session: Session) -> None:
     for count in (0, 1, 3):
         with pytest.raises(AssertionError, match=f"expected to find {count}, and found 2"):
             assert_enqueued(session, send_receipt, count=count)
+
+
+@dataclass
+class Address:
+    city: str
+    street: str = ""
+
+
+@jobs.handler
+def ship(order: UUID, at: dt.datetime, price: Decimal, to: Address) -> None: ...
+
+
+ORDER = UUID(int=5)
+
+
+@pytest.mark.parametrize(
+    ("part", "meets"),
+    [
+        ({"order": ORDER, "at": NOON, "price": Decimal("1.50")}, True),
+        ({"to": Address("Ulm", "Main")}, True),
+        ({"to": {"city": "Ulm"}}, True),
+        ({"order": ANY, "to": ANY}, True),
+        ({"order": str(ORDER)}, True),
+        ({"order": UUID(int=6)}, False),
+        ({"at": NOON + MINUTE}, False),
+        ({"to": Address("Ulm")}, False),
+        ({"to": {"city": "Bonn"}}, False),
+    ],
+)
+def test_typed_values_are_compared_as_they_are_stored(
+    session: Session, part: dict[str, Any], meets: bool
+) -> None:
+    payload = {"order": ORDER, "at": NOON, "price": Decimal("1.50"), "to": Address("Ulm", "Main")}
+    jobs.enqueue(session, ship, payload)
+    assert len(enqueued(session, ship, part)) == meets
 
 
 # --- what is refused ----------------------------------------------------------------------------

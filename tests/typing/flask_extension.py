@@ -22,7 +22,7 @@ later = SAJobs(command="queue")
 
 def create_app(config: dict[str, Any]) -> Flask:
     app = Flask(__name__)
-    app.config.from_mapping(config)
+    app.config |= config
     db.init_app(app)
     extension.init_app(app)
     later.init_app(Flask("other"), jobs, lite)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import warnings
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -256,7 +256,7 @@ def enqueue_with_meta(session: Session) -> None:
 
 
 @contextmanager
-def tenant_scope(job: ClaimedJob) -> Iterator[None]:
+def tenant_scope(job: ClaimedJob) -> Generator[None, None, None]:
     assert_type(job.tenant, str | None)
     yield
 

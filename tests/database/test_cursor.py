@@ -160,9 +160,11 @@ def test_a_handler_that_the_worker_learns_is_served(engine: Engine, registry: Jo
 def test_a_clock_that_is_set_back_hides_nothing(
     engine: Engine, registry: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The places are ahead of the database's clock then, as with a slack below zero."""
+    """The places are ahead of the database's clock by then, as if with a slack below zero."""
+    slack = cursor.SLACK_SECONDS
     monkeypatch.setattr(cursor, "SLACK_SECONDS", -3600.0)
     with busy(engine, registry), engine.connect() as connection:
+        monkeypatch.setattr(cursor, "SLACK_SECONDS", slack)
         job_id = enqueue(connection, "send").id
         connection.commit()
         wait_until(is_done(engine, job_id), "the job before the place", seconds=30)

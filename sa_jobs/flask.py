@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
-from flask import Flask, current_app, has_app_context
 from sqlalchemy import Connection, Engine, create_engine, update
 from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session
@@ -28,6 +27,13 @@ from sa_jobs import (
 )
 from sa_jobs.errors import DatabaseUrlError
 from sa_jobs.urls import listen_url
+
+try:
+    from flask import Flask, current_app, has_app_context
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        'sa_jobs.flask needs Flask: pip install "sa-jobs[flask]"', name=error.name
+    ) from error
 
 if TYPE_CHECKING:
     from sa_jobs.cli.application import ApplicationCommands

@@ -259,6 +259,73 @@ def test_a_coroutine_runs_in_a_context_of_its_own_too(host: Host, engine: Engine
     assert host.checked_out() == 0
 
 
+def test_teardown_functions_of_a_coroutines_context_may_be_coroutines(
+    host: Host, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Flask-SQLAlchemy-Lite has one of its own."""
+    pytest.importorskip("asgiref")
+    torn_down: list[tuple[str, int]] = []
+
+    # Called last.
+    @host.app.teardown_appcontext
+    def count(error: BaseException | None) -> None:
+        torn_down.append(("plain", g.get("number", 0)))
+
+    @host.app.teardown_appcontext
+    async def count_too(error: BaseException | None) -> None:
+        await asyncio.sleep(0)
+        torn_down.append(("coroutine", g.get("number", 0)))
+
+    @host.jobs.handler("work")
+    async def work(number: int) -> None:
+        g.number = number
+
+    @host.jobs.handler("work_on_a_thread")
+    def work_on_a_thread(number: int) -> None:
+        g.number = number
+
+    host.enqueue("work", {"number": 1})
+    host.enqueue("work_on_a_thread", {"number": 2})
+    host.run_all()
+
+    expected = [(kind, number) for number in (1, 2) for kind in ("coroutine", "plain")]
+    assert sorted(one for one in torn_down if one[1]) == sorted(expected)
+    assert "could not be left" not in caplog.text
+
+
+def test_what_a_coroutines_hooks_and_handler_leave_uncommitted_is_gone(
+    host: Host, engine: Engine
+) -> None:
+    def leave() -> None:
+        assert not host.session.in_transaction()
+        host.session.add(host.order(note="left"))
+        host.session.flush()
+
+    @host.jobs.before
+    def before(ctx: JobContext) -> None:
+        leave()
+
+    @host.jobs.handler("leave")
+    async def handler() -> None:
+        leave()
+
+    @host.jobs.after
+    def after(ctx: JobContext, end: str) -> None:
+        assert not host.session.in_transaction()
+        host.session.add(host.order(note="left"))
+        host.session.commit()
+        seen.append(end)
+
+    seen: list[str] = []
+    host.enqueue("leave")
+    host.run_all()
+
+    assert seen == ["done"]
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM orders")).scalar_one() == 1
+    assert host.checked_out() == 0
+
+
 def test_handlers_may_nest_contexts_and_enqueue_from_threads_of_their_own(
     host: Host, engine: Engine
 ) -> None:

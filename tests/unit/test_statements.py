@@ -223,7 +223,7 @@ LATER_WRITES = [
 def test_every_later_write_names_the_id_the_claim_and_the_owner(name: str, case: str) -> None:
     where = sql_of(name, case)
     for condition in (
-        "sa_jobs.id = ANY (CAST(%(ids)s::BIGINT[] AS BIGINT[]))",
+        "sa_jobs.id = ANY (CAST(%(ids)s::VARCHAR AS BIGINT[]))",
         "mine.id = given.ids",
         "mine.claim_no = given.claim_nos",
         "sa_jobs.locked_by = %(worker)s::VARCHAR",

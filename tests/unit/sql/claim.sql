@@ -22,7 +22,7 @@ FROM candidate))) RETURNING sa_jobs.id, sa_jobs.queue, sa_jobs.handler, CAST(sa_
 -- from places
 WITH candidate AS
 (SELECT due.id AS id
-FROM unnest(CAST(%(queues)s::TEXT[] AS TEXT[]), CAST(%(priorities)s::BIGINT[] AS BIGINT[]), CAST(%(aboves)s::BIGINT[] AS BIGINT[]), CAST(%(since_at)s::TIMESTAMP WITH TIME ZONE[] AS TIMESTAMP WITH TIME ZONE[]), CAST(%(since_id)s::BIGINT[] AS BIGINT[])) AS given(queues, priorities, aboves, since_at, since_id) JOIN unnest(ARRAY[CAST((SELECT sa_jobs.priority
+FROM unnest(CAST(%(queues)s::TEXT[] AS TEXT[]), CAST(%(priorities)s::VARCHAR AS BIGINT[]), CAST(%(aboves)s::VARCHAR AS BIGINT[]), CAST(%(since_at)s::TIMESTAMP WITH TIME ZONE[] AS TIMESTAMP WITH TIME ZONE[]), CAST(%(since_id)s::VARCHAR AS BIGINT[])) AS given(queues, priorities, aboves, since_at, since_id) JOIN unnest(ARRAY[CAST((SELECT sa_jobs.priority
 FROM sa_jobs
 WHERE sa_jobs.queue = given.queues AND sa_jobs.status = 'ready' AND sa_jobs.priority > coalesce(given.priorities, -32769) AND sa_jobs.priority < coalesce(given.aboves, 32768) ORDER BY sa_jobs.priority DESC
  LIMIT 1) AS BIGINT), given.priorities], ARRAY[timestamptz '-infinity', coalesce(given.since_at, timestamptz '-infinity')], ARRAY[0::bigint, given.since_id]) AS lane(priority, since_at, since_id) ON true JOIN LATERAL (SELECT sa_jobs.id AS id

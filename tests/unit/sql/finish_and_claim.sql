@@ -1,10 +1,10 @@
 WITH RECURSIVE mine AS
 (SELECT sa_jobs.id AS id, sa_jobs.claim_no AS claim_no
 FROM sa_jobs
-WHERE sa_jobs.id = ANY (CAST(%(ids)s::BIGINT[] AS BIGINT[])) AND sa_jobs.locked_by = %(worker)s::VARCHAR AND sa_jobs.leased_until IS NOT NULL ORDER BY sa_jobs.id FOR NO KEY UPDATE SKIP LOCKED),
+WHERE sa_jobs.id = ANY (CAST(%(ids)s::VARCHAR AS BIGINT[])) AND sa_jobs.locked_by = %(worker)s::VARCHAR AND sa_jobs.leased_until IS NOT NULL ORDER BY sa_jobs.id FOR NO KEY UPDATE SKIP LOCKED),
 finished AS
 (UPDATE sa_jobs SET status='done', leased_until=NULL, result=NULL, updated_at=now(), finished_at=now() WHERE sa_jobs.id = ANY (array((SELECT mine.id
-FROM mine, unnest(CAST(%(ids)s::BIGINT[] AS BIGINT[]), CAST(%(claim_nos)s::BIGINT[] AS BIGINT[])) AS given(ids, claim_nos)
+FROM mine, unnest(CAST(%(ids)s::VARCHAR AS BIGINT[]), CAST(%(claim_nos)s::VARCHAR AS BIGINT[])) AS given(ids, claim_nos)
 WHERE mine.id = given.ids AND mine.claim_no = given.claim_nos))) RETURNING sa_jobs.id),
 lane(queue, priority) AS
 (SELECT served.queues AS queue, (SELECT sa_jobs.priority
@@ -30,19 +30,19 @@ FROM candidate))) RETURNING sa_jobs.id, sa_jobs.queue, sa_jobs.handler, CAST(sa_
  SELECT first.unfinished, taken.id, taken.queue, taken.handler, taken.payload, taken.priority, taken.tenant, taken.run_at, taken.scheduled_for, taken.attempts, taken.max_attempts, taken.claim_no, taken.idempotency_key, taken.unique_key, taken.meta, taken.created_at, taken.claimed_at
 FROM (SELECT array_agg(unfinished.ids) AS unfinished
 FROM (SELECT asked.ids AS ids
-FROM unnest(CAST(%(ids)s::BIGINT[] AS BIGINT[])) AS asked(ids) EXCEPT SELECT finished.id AS id
+FROM unnest(CAST(%(ids)s::VARCHAR AS BIGINT[])) AS asked(ids) EXCEPT SELECT finished.id AS id
 FROM finished) AS unfinished) AS first LEFT OUTER JOIN taken ON true
 
 -- results, from places
 WITH mine AS
 (SELECT sa_jobs.id AS id, sa_jobs.claim_no AS claim_no
 FROM sa_jobs
-WHERE sa_jobs.id = ANY (CAST(%(ids)s::BIGINT[] AS BIGINT[])) AND sa_jobs.locked_by = %(worker)s::VARCHAR AND sa_jobs.leased_until IS NOT NULL ORDER BY sa_jobs.id FOR NO KEY UPDATE SKIP LOCKED),
+WHERE sa_jobs.id = ANY (CAST(%(ids)s::VARCHAR AS BIGINT[])) AND sa_jobs.locked_by = %(worker)s::VARCHAR AND sa_jobs.leased_until IS NOT NULL ORDER BY sa_jobs.id FOR NO KEY UPDATE SKIP LOCKED),
 finished AS
-(UPDATE sa_jobs SET status='done', leased_until=NULL, result=CAST(given.results AS JSONB), updated_at=now(), finished_at=now() FROM mine, unnest(CAST(%(ids)s::BIGINT[] AS BIGINT[]), CAST(%(claim_nos)s::BIGINT[] AS BIGINT[]), CAST(%(results)s::TEXT[] AS TEXT[])) AS given(ids, claim_nos, results) WHERE sa_jobs.id = mine.id AND mine.id = given.ids AND mine.claim_no = given.claim_nos RETURNING sa_jobs.id),
+(UPDATE sa_jobs SET status='done', leased_until=NULL, result=CAST(given.results AS JSONB), updated_at=now(), finished_at=now() FROM mine, unnest(CAST(%(ids)s::VARCHAR AS BIGINT[]), CAST(%(claim_nos)s::VARCHAR AS BIGINT[]), CAST(%(results)s::TEXT[] AS TEXT[])) AS given(ids, claim_nos, results) WHERE sa_jobs.id = mine.id AND mine.id = given.ids AND mine.claim_no = given.claim_nos RETURNING sa_jobs.id),
 candidate AS
 (SELECT due.id AS id
-FROM unnest(CAST(%(queues)s::TEXT[] AS TEXT[]), CAST(%(priorities)s::BIGINT[] AS BIGINT[]), CAST(%(aboves)s::BIGINT[] AS BIGINT[]), CAST(%(since_at)s::TIMESTAMP WITH TIME ZONE[] AS TIMESTAMP WITH TIME ZONE[]), CAST(%(since_id)s::BIGINT[] AS BIGINT[])) AS given(queues, priorities, aboves, since_at, since_id) JOIN unnest(ARRAY[CAST((SELECT sa_jobs.priority
+FROM unnest(CAST(%(queues)s::TEXT[] AS TEXT[]), CAST(%(priorities)s::VARCHAR AS BIGINT[]), CAST(%(aboves)s::VARCHAR AS BIGINT[]), CAST(%(since_at)s::TIMESTAMP WITH TIME ZONE[] AS TIMESTAMP WITH TIME ZONE[]), CAST(%(since_id)s::VARCHAR AS BIGINT[])) AS given(queues, priorities, aboves, since_at, since_id) JOIN unnest(ARRAY[CAST((SELECT sa_jobs.priority
 FROM sa_jobs
 WHERE sa_jobs.queue = given.queues AND sa_jobs.status = 'ready' AND sa_jobs.priority > coalesce(given.priorities, -32769) AND sa_jobs.priority < coalesce(given.aboves, 32768) ORDER BY sa_jobs.priority DESC
  LIMIT 1) AS BIGINT), given.priorities], ARRAY[timestamptz '-infinity', coalesce(given.since_at, timestamptz '-infinity')], ARRAY[0::bigint, given.since_id]) AS lane(priority, since_at, since_id) ON true JOIN LATERAL (SELECT sa_jobs.id AS id
@@ -56,5 +56,5 @@ FROM candidate))) RETURNING sa_jobs.id, sa_jobs.queue, sa_jobs.handler, CAST(sa_
  SELECT first.unfinished, taken.id, taken.queue, taken.handler, taken.payload, taken.priority, taken.tenant, taken.run_at, taken.scheduled_for, taken.attempts, taken.max_attempts, taken.claim_no, taken.idempotency_key, taken.unique_key, taken.meta, taken.created_at, taken.claimed_at
 FROM (SELECT array_agg(unfinished.ids) AS unfinished
 FROM (SELECT asked.ids AS ids
-FROM unnest(CAST(%(ids)s::BIGINT[] AS BIGINT[])) AS asked(ids) EXCEPT SELECT finished.id AS id
+FROM unnest(CAST(%(ids)s::VARCHAR AS BIGINT[])) AS asked(ids) EXCEPT SELECT finished.id AS id
 FROM finished) AS unfinished) AS first LEFT OUTER JOIN taken ON true

@@ -1,7 +1,7 @@
 WITH lapsed AS
 (SELECT sa_jobs.id AS id, sa_jobs.locked_by AS locked_by
 FROM sa_jobs
-WHERE sa_jobs.status = 'running' AND sa_jobs.leased_until < now() AND NOT (sa_jobs.locked_by = %(worker)s::VARCHAR AND sa_jobs.id = ANY (CAST(%(held)s::BIGINT[] AS BIGINT[]))) ORDER BY sa_jobs.id
+WHERE sa_jobs.status = 'running' AND sa_jobs.leased_until < now() AND NOT (sa_jobs.locked_by = %(worker)s::VARCHAR AND sa_jobs.id = ANY (CAST(%(held)s::VARCHAR AS BIGINT[]))) ORDER BY sa_jobs.id
  LIMIT %(limit)s::BIGINT FOR NO KEY UPDATE SKIP LOCKED),
 taken AS
 (UPDATE sa_jobs SET status=CASE WHEN (sa_jobs.cancel_requested_at IS NOT NULL) THEN 'cancelled' WHEN (sa_jobs.attempts >= sa_jobs.max_attempts) THEN 'dead' ELSE 'ready' END, run_at=CASE WHEN starts_with(coalesce(sa_jobs.last_error, %(coalesce_1)s::VARCHAR), %(starts_with_1)s::VARCHAR) THEN now() + make_interval(0, 0, 0, 0, 0, 0, random() * least(300.0, 2.0 * power(%(power_1)s, least(greatest(sa_jobs.attempts - %(attempts_1)s::BIGINT, %(greatest_1)s::INTEGER), %(least_1)s::INTEGER)))) ELSE sa_jobs.run_at END, locked_by=NULL, leased_until=NULL, last_error=CASE WHEN (sa_jobs.attempts >= sa_jobs.max_attempts) THEN %(param_1)s::VARCHAR ELSE %(param_2)s::VARCHAR END, updated_at=now(), finished_at=CASE WHEN (sa_jobs.cancel_requested_at IS NOT NULL OR sa_jobs.attempts >= sa_jobs.max_attempts) THEN now() ELSE NULL END FROM lapsed WHERE sa_jobs.id = ANY (array((SELECT lapsed.id

@@ -14,7 +14,7 @@ from typing import Any
 import click
 import pytest
 from flask import Flask, current_app, g, has_app_context
-from sqlalchemy import Engine, String, UpdateBase, create_engine, make_url, text
+from sqlalchemy import Engine, String, UpdateBase, create_engine, func, make_url, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -22,6 +22,7 @@ from sa_jobs import JobContext, Jobs, SaJobsError, WorkerOptionError, attach, fi
 from sa_jobs.cli.loading import load_target
 from sa_jobs.cli.program import commands
 from sa_jobs.flask import SAJobs, setting_names
+from sa_jobs.testing import drain
 from tests.support.looking import job, status
 from tests.support.running import SHORT
 
@@ -916,3 +917,44 @@ def test_an_application_without_the_extension_is_no_target(monkeypatch: pytest.M
 
     with pytest.raises(click.UsageError, match="app is a Flask, not a Jobs, or an application"):
         load_target(f"{module.__name__}:app")
+
+
+# --- users' tests -------------------------------------------------------------------------------
+
+
+def test_jobs_run_in_a_rolled_back_session_of_lite(
+    database_url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the fixture of docs/testing.md."""
+    for host in opened(database_url, "lite"):
+        told: list[str] = []
+
+        @host.jobs.after
+        async def after(ctx: JobContext, end: str, told: list[str] = told) -> None:
+            told.append(end)
+
+        @host.jobs.handler("write")
+        def write(session: Session, host: Host = host) -> None:
+            assert session is host.db.session
+            session.add(host.order(note="written"))
+
+        with host.app.app_context(), host.db.engine.connect() as connection:
+            transaction = connection.begin()
+            options = {
+                "binds": None,
+                "bind": connection,
+                "join_transaction_mode": "create_savepoint",
+            }
+            for name, value in options.items():
+                monkeypatch.setitem(host.db.sessionmaker.kw, name, value)
+            host.jobs.enqueue(host.db.session, "write")
+            host.db.session.commit()
+            assert [ran.status for ran in drain(host.db.session, host.jobs)] == ["done"]
+            host.db.session.commit()
+            assert host.db.session.scalar(select(func.count()).select_from(host.order)) == 1
+            host.db.session.close()
+            transaction.rollback()
+        assert told == ["done"]
+        with engine.connect() as looking:
+            assert looking.execute(text("SELECT count(*) FROM orders")).scalar_one() == 0
+            assert looking.execute(text("SELECT count(*) FROM sa_jobs")).scalar_one() == 0

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import difflib
+import functools
 import inspect
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
-from flask import Flask, current_app, has_app_context
 from sqlalchemy import Connection, Engine, create_engine, update
 from sqlalchemy.exc import UnboundExecutionError
 from sqlalchemy.orm import Session, scoped_session
@@ -28,6 +31,13 @@ from sa_jobs import (
 )
 from sa_jobs.errors import DatabaseUrlError
 from sa_jobs.urls import listen_url
+
+try:
+    from flask import Flask, current_app, has_app_context
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        'sa_jobs.flask needs Flask: pip install "sa-jobs[flask]"', name=error.name
+    ) from error
 
 if TYPE_CHECKING:
     from sa_jobs.cli.application import ApplicationCommands
@@ -207,6 +217,7 @@ class JobsInApp:
                 raise WorkerOptionError(f"around must be callable, or None, not {inner!r}")
             arguments["around"] = self._around(inner)
             arguments["session_factory"] = _Sessions(self, engine)
+            _let_coroutines_tear_down(self.app)
             return Worker(engine, self.jobs, **arguments)
         except (WorkerOptionError, InvalidJobError) as error:
             keys = _keys_behind(error, settings)
@@ -262,6 +273,38 @@ class _Sessions:
             session = self._application.db.session
             # Flask-SQLAlchemy-Lite keeps a closed one, which is as good as new.
             (session.remove if isinstance(session, scoped_session) else session.close)()
+
+
+def _let_coroutines_tear_down(app: Flask) -> None:
+    """Let teardown functions that are coroutines run where an event loop runs already.
+
+    Flask refuses that, and leaves out all teardown functions that come after; Flask-SQLAlchemy-Lite
+    has such a one. They run on another thread meanwhile, in the same application context.
+    """
+    inner: Callable[[Callable[..., Any]], Callable[..., Any]] = app.ensure_sync
+    if getattr(inner, "beside_a_loop", False):
+        return
+
+    def ensure_sync(function: Callable[..., Any]) -> Callable[..., Any]:
+        made = inner(function)
+        return made if made is function else _beside_a_loop(made)
+
+    ensure_sync.beside_a_loop = True  # type: ignore[attr-defined]
+    app.ensure_sync = ensure_sync  # type: ignore[assignment, method-assign]
+
+
+def _beside_a_loop(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return function(*args, **kwargs)
+        context = contextvars.copy_context()
+        with ThreadPoolExecutor(1, thread_name_prefix="sa-jobs-teardown") as thread:
+            return thread.submit(context.run, function, *args, **kwargs).result()
+
+    return call
 
 
 def setting_names() -> dict[str, str]:

@@ -10,6 +10,7 @@ import inspect
 import logging
 import threading
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -42,6 +43,9 @@ class Enqueuing:
     meta: dict[str, Any] = field(default_factory=dict)
 
 
+# Set while hooks of on_enqueue run: what they enqueue calls none, or it would go on for ever.
+_enqueuing: ContextVar[bool] = ContextVar("sa_jobs_enqueuing", default=False)
+
 _OnEnqueue = TypeVar("_OnEnqueue", bound=Callable[[Enqueuing], None])
 
 
@@ -62,7 +66,7 @@ class Hooks:
         if not callable(hook):
             raise HookError(f"the {kind} hook must be a function, not {hook!r}")
         name = name_of(hook)
-        called = hook if inspect.isroutine(hook) else type(hook).__call__
+        called = _called(hook)
         if inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called):
             raise HookError(
                 f"the {kind} hook {name} is a generator: calling it would run nothing; use a "
@@ -88,6 +92,11 @@ class Hooks:
         """Whether there is a hook that a worker calls."""
         return bool(self.before or self.after or self.on_failure or self.on_dead)
 
+    def coroutine_around_attempts(self) -> Hook | None:
+        """Return a hook that a worker calls and awaits, if there is one."""
+        hooks = (*self.before, *self.after, *self.on_failure, *self.on_dead)
+        return next((hook for hook in hooks if inspect.iscoroutinefunction(_called(hook))), None)
+
     def failed(self, hook: Hook, error: BaseException) -> None:
         """Log what a hook raised, once for each hook and kind of exception."""
         name = name_of(hook)
@@ -109,23 +118,27 @@ class Hooks:
         """Return the meta of jobs that are to be added, with what hooks of `on_enqueue` add to it.
 
         Raises what is wrong with the caller's own. What a hook adds that cannot be stored is left
-        out.
+        out. Hooks that enqueue call no hooks by that.
         """
-        if not self.on_enqueue:
+        if not self.on_enqueue or _enqueuing.get():
             return meta
         kept: dict[str, Any] = {}
         if meta is not None:
             meta_text(meta)
             kept.update(meta)
-        for hook in self.on_enqueue:
-            jobs = Enqueuing(handler, queue, count, dict(kept))
-            try:
-                hook(jobs)
-                meta_text(jobs.meta)
-            except Exception as error:
-                self.failed(hook, error)
-            else:
-                kept = jobs.meta
+        token = _enqueuing.set(True)
+        try:
+            for hook in self.on_enqueue:
+                jobs = Enqueuing(handler, queue, count, dict(kept))
+                try:
+                    hook(jobs)
+                    meta_text(jobs.meta)
+                except Exception as error:
+                    self.failed(hook, error)
+                else:
+                    kept = jobs.meta
+        finally:
+            _enqueuing.reset(token)
         return kept
 
 
@@ -181,7 +194,8 @@ class HasHooks:
         """Let `enqueue`, `enqueue_many` and `enqueue_from_select` of this registry call `hook`.
 
         It is called once in each call, before any SQL, with an `Enqueuing`, to whose `meta` it may
-        add. The bare functions of the package know no registry, and call nothing.
+        add. The bare functions of the package know no registry, and call nothing; nor does what a
+        hook of `on_enqueue` enqueues.
         """
         self.hooks.add("on_enqueue", hook, ("jobs",), waits=False)
         return hook
@@ -191,3 +205,7 @@ def name_of(hook: Hook) -> str:
     """Return how messages name a hook."""
     name = getattr(hook, "__qualname__", None) or type(hook).__qualname__
     return f"{getattr(hook, '__module__', None) or type(hook).__module__}.{name}"
+
+
+def _called(hook: Hook) -> Callable[..., Any]:
+    return hook if inspect.isroutine(hook) else type(hook).__call__

@@ -11,12 +11,18 @@ from contextvars import Token
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-from opentelemetry import context as otel_context
-from opentelemetry import trace
-from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
 from sa_jobs import AttemptTimeoutError, Enqueuing, JobContext, Jobs, __version__
+
+try:
+    from opentelemetry import context as otel_context
+    from opentelemetry import trace
+    from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        'sa_jobs.opentelemetry needs its API: pip install "sa-jobs[opentelemetry]"',
+        name=error.name,
+    ) from error
 
 _SYSTEM = "sa_jobs"
 

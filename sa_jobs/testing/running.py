@@ -21,11 +21,11 @@ from sa_jobs import limits
 from sa_jobs.connections import Caller, connection_of, run_sync_of
 from sa_jobs.context import ClaimedJob, JobContext
 from sa_jobs.error_text import all_of
-from sa_jobs.errors import SaJobsError
+from sa_jobs.errors import AttemptLostError, SaJobsError
 from sa_jobs.handlers import Handler, Jobs
-from sa_jobs.hooks import AttemptEnd
+from sa_jobs.hooks import AttemptEnd, name_of
 from sa_jobs.job_options import Delay, seconds_ahead
-from sa_jobs.outcome import Discard, Finished, Outcome, Retry, Snooze, raised, returned
+from sa_jobs.outcome import Discard, Failed, Finished, Outcome, Retry, Snooze, raised, returned
 from sa_jobs.testing import ledger
 from sa_jobs.testing.assertions import also_awaitable
 from sa_jobs.testing.coroutines import OwnLoop, is_loop_running
@@ -34,7 +34,7 @@ from sa_jobs.testing.sessions import Lent
 from sa_jobs.worker import execution
 from sa_jobs.worker.hook_calls import HookCalls, end_by
 from sa_jobs.worker.running import Running
-from sa_jobs.worker.surroundings import Around, Surroundings
+from sa_jobs.worker.surroundings import Around, Failures, Surroundings
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -185,7 +185,7 @@ class _Bench:
         self._now = ledger.clock(self._connection())
         self._advances = False
         # In a test's own event loop, whoever cancels cancels the test.
-        self._failures: tuple[type[BaseException], ...] = (
+        self._failures: Failures = (
             (*_FAILURES, asyncio.CancelledError) if async_session is None else _FAILURES
         )
 
@@ -256,10 +256,11 @@ class _Bench:
                     f"handler {name!r} asks for an AsyncSession: give the call one, and await it"
                 )
             if is_loop_running():
-                raise RunError(
-                    f"handler {name!r} is a coroutine, and this test is one too, whose event loop "
-                    "cannot be entered twice: give the call an AsyncSession, and await it"
-                )
+                raise RunError(_needs_a_loop(f"handler {name!r}"))
+        if self._async_session is None and is_loop_running():
+            hook = self._jobs.hooks.coroutine_around_attempts()
+            if hook is not None:
+                raise RunError(_needs_a_loop(f"the hook {name_of(hook)}"))
         return handler
 
     def _run(self, job: ClaimedJob, handler: Handler) -> Ran:
@@ -281,8 +282,8 @@ class _Bench:
                 "ended: its row was changed meanwhile, and a worker would write nothing"
             )
         (after,) = read(self._connection(), self._tables, self._tables.jobs.c.id == job.id)
-        if error is not None and after.status == "dead":
-            self._tell_of_death(running, error)
+        if isinstance(outcome, Failed):
+            self._tell_afterwards(running, outcome, death=after.status == "dead")
         if error is not None and self._raise_errors and not _says_what_follows(error):
             raise error
         return Ran(after, job.attempts, error)
@@ -326,7 +327,9 @@ class _Bench:
             lent.undo()
 
     def _surroundings(self, job: ClaimedJob) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self._around is None else Surroundings(self._around, job)
+        if self._around is None:
+            return contextlib.nullcontext()
+        return Surroundings(self._around, job, self._failures)
 
     def _call_hooks(self, call: Callable[[HookCalls], None]) -> None:
         """Call hooks, whose sessions are their own, as those of a handler that asks for none."""
@@ -334,16 +337,28 @@ class _Bench:
             return
         lent = Lent(self._session, self._connection(), transactional=False)
         try:
-            call(HookCalls(self._jobs.hooks, lambda coroutine: self._wait_for(coroutine())))
+            call(
+                HookCalls(
+                    self._jobs.hooks, lambda coroutine: self._wait_for(coroutine()), self._failures
+                )
+            )
         finally:
             lent.give_back()
             lent.undo()
 
-    def _tell_of_death(self, running: Running, error: BaseException) -> None:
+    def _tell_afterwards(self, running: Running, outcome: Failed, *, death: bool) -> None:
+        """Call the hooks that a worker calls once a failure is written, as its `Notices` do."""
+        untold = running.error is None
+        error = AttemptLostError(outcome.error) if running.error is None else running.error
+        if not (untold or death) or not self._jobs.hooks.around_attempts:
+            return
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(Exception):
                 stack.enter_context(self._surroundings(running.job))
-            self._call_hooks(lambda hooks: hooks.dead(running.context, error))
+            if untold:
+                self._call_hooks(lambda hooks: hooks.failed(running.context, error))
+            if death:
+                self._call_hooks(lambda hooks: hooks.dead(running.context, error))
 
     def _call(self, job: ClaimedJob, handler: Handler, context: JobContext) -> Finished:
         arguments = execution.arguments_for(handler, job, context)
@@ -398,7 +413,7 @@ def _directly(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 async def _result_of(
-    call: Callable[[], Any], failures: tuple[type[BaseException], ...]
+    call: Callable[[], Any], failures: Failures
 ) -> tuple[Any, BaseException | None]:
     # Caught here, where the traceback has no frame of an event loop in it yet.
     try:
@@ -435,6 +450,13 @@ def _from_the_handler_on(error: BaseException) -> BaseException:
     if trace is not None:
         error.__traceback__ = trace
     return error
+
+
+def _needs_a_loop(what: str) -> str:
+    return (
+        f"{what} is a coroutine, and this test is one too, whose event loop cannot be entered "
+        "twice: give the call an AsyncSession, and await it"
+    )
 
 
 def _endless(ran: Sequence[Ran], due: Any) -> str:

@@ -103,7 +103,7 @@ class Execution:
         assert self.hooks is not None
         try:
             await self.hooks.before_async(running)
-            await sessions.forget_async(self.async_session_factory)
+            await self._forget_in_task()
             ending = await self._await(running)
         except BaseException as error:
             shown = _without_own_frames(error)
@@ -113,7 +113,12 @@ class Execution:
             await self.hooks.ended_async(running, end_of(running, ending), None)
             return ending
         finally:
-            await sessions.forget_async(self.async_session_factory)
+            await self._forget_in_task()
+
+    async def _forget_in_task(self) -> None:
+        # A coroutine and its hooks may use both kinds, such as an application's `db.session`.
+        sessions.forget_in_task(self.session_factory)
+        await sessions.forget_async(self.async_session_factory)
 
     def _call(self, running: Running) -> Ending:
         try:
@@ -152,7 +157,7 @@ class Execution:
                 running, arguments, running.handler.signature.session
             )
         finally:
-            await sessions.forget_async(self.async_session_factory)
+            await self._forget_in_task()
 
     async def _await_in_session(
         self, running: Running, arguments: dict[str, Any], parameter: str

@@ -10,6 +10,7 @@ from typing import Any
 from sa_jobs.hooks import AttemptEnd, Hook, Hooks
 from sa_jobs.outcome import Discard, Retry, Snooze
 from sa_jobs.worker.running import Committed, Ending, LeaseLost, Running
+from sa_jobs.worker.surroundings import Failures
 
 # Runs a coroutine on the worker's event loop, and waits for it.
 Runner = Callable[[Callable[[], Coroutine[Any, Any, Any]]], Any]
@@ -26,12 +27,15 @@ class HookCalls:
     """Calls a registry's hooks, on the thread or in the task of the handler.
 
     On a thread, what a coroutine hook gives is awaited on the worker's event loop, in a copy of the
-    thread's context.
+    thread's context. `failures` are what a hook may raise without harm.
     """
 
-    def __init__(self, hooks: Hooks, run_on_loop: Runner) -> None:
+    def __init__(
+        self, hooks: Hooks, run_on_loop: Runner, failures: Failures = (BaseException,)
+    ) -> None:
         self._hooks = hooks
         self._run_on_loop = run_on_loop
+        self._failures = failures
 
     def before(self, running: Running) -> None:
         """Call the hooks of `before`; raises Discard, Retry or Snooze if one of them does."""
@@ -90,7 +94,7 @@ class HookCalls:
             result = hook(*arguments)
             if inspect.isawaitable(result):
                 self._run_on_loop(lambda: _result_of(result))
-        except BaseException as error:
+        except self._failures as error:
             if decides and _decides(error):
                 raise
             self._hooks.failed(hook, error)

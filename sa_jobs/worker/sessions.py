@@ -16,6 +16,7 @@ from typing import Any
 from sqlalchemy import Connection, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.util import ThreadLocalRegistry
 
 from sa_jobs import claims, poolers
 from sa_jobs.claims import Settled
@@ -122,6 +123,12 @@ def forget(factory: Any) -> None:
     if registry is not None:
         with contextlib.suppress(Exception):
             registry.clear()
+
+
+def forget_in_task(factory: Any) -> None:
+    """Do so on an event loop, where the scope of a thread is that of other tasks, too."""
+    if not isinstance(getattr(factory, "registry", None), ThreadLocalRegistry):
+        forget(factory)
 
 
 async def forget_async(factory: Any) -> None:

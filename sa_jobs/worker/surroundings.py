@@ -14,6 +14,9 @@ from sa_jobs.outcome import Discard, Retry, Snooze
 
 logger = logging.getLogger("sa_jobs.worker")
 
+# What users' code may raise without harm to the caller: under a worker all, in a test not its end.
+Failures = tuple[type[BaseException], ...]
+
 
 class Around(Protocol):
     """Return a context manager for a job, which a worker enters around the whole attempt.
@@ -34,11 +37,14 @@ class AroundError(SaJobsError):
 class Surroundings:
     """Enters what `around` gives for a job, and leaves it without a word in the job's outcome."""
 
-    __slots__ = ("_around", "_job", "_manager")
+    __slots__ = ("_around", "_failures", "_job", "_manager")
 
-    def __init__(self, around: Around, job: ClaimedJob) -> None:
+    def __init__(
+        self, around: Around, job: ClaimedJob, failures: Failures = (BaseException,)
+    ) -> None:
         self._around = around
         self._job = job
+        self._failures = failures
 
     def __enter__(self) -> None:
         try:
@@ -50,7 +56,7 @@ class Surroundings:
                 )
             self._manager = manager
             manager.__enter__()
-        except BaseException as error:
+        except self._failures as error:
             # By type: isinstance() would also ask the exception, which may lie, or raise.
             if issubclass(type(error), (Discard, Retry, Snooze)):
                 raise
@@ -69,7 +75,7 @@ class Surroundings:
         # The outcome may be committed already: neither an exception nor a true value changes it.
         try:
             self._manager.__exit__(kind, error, trace)
-        except BaseException as failure:
+        except self._failures as failure:
             if failure is not error:
                 logger.error(
                     "job %s %s: around(job) could not be left, which changes nothing for the job: "

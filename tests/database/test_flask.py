@@ -14,7 +14,7 @@ from typing import Any
 import click
 import pytest
 from flask import Flask, current_app, g, has_app_context
-from sqlalchemy import Engine, String, UpdateBase, create_engine, make_url, text
+from sqlalchemy import Engine, String, UpdateBase, create_engine, func, make_url, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -22,6 +22,7 @@ from sa_jobs import JobContext, Jobs, SaJobsError, WorkerOptionError, attach, fi
 from sa_jobs.cli.loading import load_target
 from sa_jobs.cli.program import commands
 from sa_jobs.flask import SAJobs, setting_names
+from sa_jobs.testing import drain
 from tests.support.looking import job, status
 from tests.support.running import SHORT
 
@@ -256,6 +257,73 @@ def test_a_coroutine_runs_in_a_context_of_its_own_too(host: Host, engine: Engine
     assert len({job(engine, job_id).result for job_id in ids}) == 3
     assert sorted(torn_down) == [1, 2, 3]
     assert job(engine, counting).result == 0
+    assert host.checked_out() == 0
+
+
+def test_teardown_functions_of_a_coroutines_context_may_be_coroutines(
+    host: Host, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Flask-SQLAlchemy-Lite has one of its own."""
+    pytest.importorskip("asgiref")
+    torn_down: list[tuple[str, int]] = []
+
+    # Called last.
+    @host.app.teardown_appcontext
+    def count(error: BaseException | None) -> None:
+        torn_down.append(("plain", g.get("number", 0)))
+
+    @host.app.teardown_appcontext
+    async def count_too(error: BaseException | None) -> None:
+        await asyncio.sleep(0)
+        torn_down.append(("coroutine", g.get("number", 0)))
+
+    @host.jobs.handler("work")
+    async def work(number: int) -> None:
+        g.number = number
+
+    @host.jobs.handler("work_on_a_thread")
+    def work_on_a_thread(number: int) -> None:
+        g.number = number
+
+    host.enqueue("work", {"number": 1})
+    host.enqueue("work_on_a_thread", {"number": 2})
+    host.run_all()
+
+    expected = [(kind, number) for number in (1, 2) for kind in ("coroutine", "plain")]
+    assert sorted(one for one in torn_down if one[1]) == sorted(expected)
+    assert "could not be left" not in caplog.text
+
+
+def test_what_a_coroutines_hooks_and_handler_leave_uncommitted_is_gone(
+    host: Host, engine: Engine
+) -> None:
+    def leave() -> None:
+        assert not host.session.in_transaction()
+        host.session.add(host.order(note="left"))
+        host.session.flush()
+
+    @host.jobs.before
+    def before(ctx: JobContext) -> None:
+        leave()
+
+    @host.jobs.handler("leave")
+    async def handler() -> None:
+        leave()
+
+    @host.jobs.after
+    def after(ctx: JobContext, end: str) -> None:
+        assert not host.session.in_transaction()
+        host.session.add(host.order(note="left"))
+        host.session.commit()
+        seen.append(end)
+
+    seen: list[str] = []
+    host.enqueue("leave")
+    host.run_all()
+
+    assert seen == ["done"]
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT count(*) FROM orders")).scalar_one() == 1
     assert host.checked_out() == 0
 
 
@@ -849,3 +917,44 @@ def test_an_application_without_the_extension_is_no_target(monkeypatch: pytest.M
 
     with pytest.raises(click.UsageError, match="app is a Flask, not a Jobs, or an application"):
         load_target(f"{module.__name__}:app")
+
+
+# --- users' tests -------------------------------------------------------------------------------
+
+
+def test_jobs_run_in_a_rolled_back_session_of_lite(
+    database_url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the fixture of docs/testing.md."""
+    for host in opened(database_url, "lite"):
+        told: list[str] = []
+
+        @host.jobs.after
+        async def after(ctx: JobContext, end: str, told: list[str] = told) -> None:
+            told.append(end)
+
+        @host.jobs.handler("write")
+        def write(session: Session, host: Host = host) -> None:
+            assert session is host.db.session
+            session.add(host.order(note="written"))
+
+        with host.app.app_context(), host.db.engine.connect() as connection:
+            transaction = connection.begin()
+            options = {
+                "binds": None,
+                "bind": connection,
+                "join_transaction_mode": "create_savepoint",
+            }
+            for name, value in options.items():
+                monkeypatch.setitem(host.db.sessionmaker.kw, name, value)
+            host.jobs.enqueue(host.db.session, "write")
+            host.db.session.commit()
+            assert [ran.status for ran in drain(host.db.session, host.jobs)] == ["done"]
+            host.db.session.commit()
+            assert host.db.session.scalar(select(func.count()).select_from(host.order)) == 1
+            host.db.session.close()
+            transaction.rollback()
+        assert told == ["done"]
+        with engine.connect() as looking:
+            assert looking.execute(text("SELECT count(*) FROM orders")).scalar_one() == 0
+            assert looking.execute(text("SELECT count(*) FROM sa_jobs")).scalar_one() == 0

@@ -215,3 +215,16 @@ def test_a_call_that_is_refused_calls_no_hook(engine: Engine, jobs: Jobs) -> Non
         with pytest.raises(LookupError):
             jobs.enqueue(session, "absent")
     assert called == []
+
+
+def test_a_hook_that_enqueues_calls_no_hook_by_that(engine: Engine, jobs: Jobs) -> None:
+    with Session(engine) as session, session.begin():
+
+        @jobs.on_enqueue
+        def audit(enqueuing: Enqueuing) -> None:
+            jobs.enqueue(session, "send", {"number": 1})
+
+        jobs.enqueue(session, "send")
+        jobs.enqueue(session, "send")
+    with engine.connect() as connection:
+        assert [row.payload for row in all_jobs(connection)] == [{"number": 1}, {}] * 2

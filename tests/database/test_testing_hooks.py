@@ -13,9 +13,9 @@ from sqlalchemy import Engine, NullPool, func, select
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from sa_jobs import ClaimedJob, Discard, JobContext, Jobs, Retry, Snooze, fixed
+from sa_jobs import AttemptLostError, ClaimedJob, Discard, JobContext, Jobs, Retry, Snooze, fixed
 from sa_jobs.models import Job
-from sa_jobs.testing import drain, rolled_back, run_job
+from sa_jobs.testing import RunError, drain, rolled_back, run_job
 
 scope = contextvars.ContextVar("scope", default="the test's")
 
@@ -199,4 +199,85 @@ def test_a_context_that_cannot_be_entered_is_a_failed_attempt(
     (ran,) = drain(session, registry.jobs, around=around, raise_errors=False)
     assert ran.status == "ready"
     assert "around(job) could not be entered" in str(ran.job.last_error)
+    assert registry.told == [("on_failure", AttemptLostError)]
+
+    drain(session, registry.jobs, around=around, raise_errors=False, advance=3600)
+    assert registry.told[1:] == [("on_failure", AttemptLostError), ("on_dead", AttemptLostError)]
+
+
+@pytest.mark.parametrize("where", ["before", "after", "on_failure", "on_dead", "entry", "exit"])
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, pytest.fail.Exception])
+def test_what_ends_the_test_is_no_failure_of_a_hook(
+    session: Session, where: str, ending: type[BaseException]
+) -> None:
+    jobs = Jobs()
+
+    def end_at(place: str) -> None:
+        if place == where:
+            raise ending("the end")
+
+    jobs.before(lambda ctx: end_at("before"))
+    jobs.after(lambda ctx, end: end_at("after"))
+    jobs.on_failure(lambda ctx, error: end_at("on_failure"))
+    jobs.on_dead(lambda ctx, error: end_at("on_dead"))
+
+    @contextmanager
+    def around(job: ClaimedJob) -> Iterator[None]:
+        end_at("entry")
+        try:
+            yield
+        finally:
+            end_at("exit")
+
+    @jobs.handler("fail", max_attempts=1)
+    def fail() -> None:
+        raise ValueError("no")
+
+    jobs.enqueue(session, fail)
+    with pytest.raises(ending, match="the end"):
+        drain(session, jobs, raise_errors=False, around=around)
+
+
+def test_a_test_that_is_cancelled_in_a_hook_is_cancelled(engine: Engine) -> None:
+    jobs = Jobs()
+    jobs.handler("nothing")(lambda: None)
+    waits = asyncio.Event()
+
+    @jobs.before
+    async def before(ctx: JobContext) -> None:
+        waits.set()
+        await asyncio.Event().wait()
+
+    async def drain_all() -> None:
+        async_engine = create_async_engine(engine.url, poolclass=NullPool)
+        try:
+            async with rolled_back(async_engine) as session:
+                await jobs.enqueue(session, "nothing")
+                await drain(session, jobs)
+        finally:
+            await async_engine.dispose()
+
+    async def test() -> None:
+        draining = asyncio.create_task(drain_all())
+        await waits.wait()
+        draining.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await draining
+
+    asyncio.run(test())
+
+
+def test_a_coroutine_hook_in_a_coroutine_test_needs_an_async_session(
+    session: Session, registry: Told
+) -> None:
+    job = registry.jobs.enqueue(session, "end", {"how": "return"})
+
+    async def test() -> None:
+        with pytest.raises(RunError, match=r"the hook .*on_failure is a coroutine.* AsyncSession"):
+            run_job(session, registry.jobs, job)
+        with pytest.raises(RunError, match="AsyncSession"):
+            drain(session, registry.jobs)
+
+    asyncio.run(test())
     assert registry.told == []
+    assert run_job(session, registry.jobs, job).attempt == 1

@@ -219,7 +219,7 @@ def _copy_source(directory: Path) -> None:
     shutil.copytree(
         ROOT / "sa_jobs", directory / "sa_jobs", ignore=shutil.ignore_patterns("__pycache__")
     )
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE", "sa_jobs_pytest.py"):
         shutil.copy(ROOT / name, directory / name)
 
 

@@ -138,6 +138,7 @@ def test_the_worker_holds_no_sql(path: Path) -> None:
                 "sqlalchemy.ext.asyncio",
                 "sqlalchemy.orm",
                 "sqlalchemy.pool",
+                "sqlalchemy.util",
             )
         )
     docstrings = {

@@ -140,7 +140,8 @@ def application(request: pytest.FixtureRequest, shared_url: str) -> Iterator[App
 @pytest.fixture(scope="session")
 def looker(shared_url: str) -> Iterator[Engine]:
     """An engine that sees what others have committed in the shared database."""
-    engine = create_engine(shared_url, isolation_level="AUTOCOMMIT")
+    # Another module's test may restart the server.
+    engine = create_engine(shared_url, isolation_level="AUTOCOMMIT", pool_pre_ping=True)
     yield engine
     engine.dispose()
 

@@ -77,7 +77,9 @@ def json_array(name: str, kind: Any) -> ColumnElement[Any]:
     elements = (
         func.jsonb_array_elements if isinstance(kind, JSONB) else func.jsonb_array_elements_text
     )
-    return cast(func.array(select(elements(document)).scalar_subquery()), ARRAY(kind))
+    # Labelled, since the name that SQLAlchemy would give depends on its release.
+    element = elements(document).label("element")
+    return cast(func.array(select(element).scalar_subquery()), ARRAY(kind))
 
 
 def unnest(

@@ -396,6 +396,13 @@ class Worker:
             self.concurrency,
             ", ".join(self.jobs.names),
         )
+        own = {handler.queue for handler in self.jobs}
+        if own.isdisjoint(self.queues):
+            logger.warning(
+                "no handler of this worker has one of its queues by default: they have %s, and "
+                "their jobs wait there, unless another worker serves it",
+                ", ".join(sorted(own)),
+            )
         watch = LeaseWatch(self._mailbox, loop.claims, self.lease)
         if notices is not None:
             notices.start()

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, func, insert, select, text
 
-from sa_jobs import claims
+from sa_jobs import claims, presence
 from sa_jobs.models import DEFAULT_TABLES
+from sa_jobs.outcome import Finished
 from tests.support.jobs import add, all_jobs, change, claim, job
 
 jobs = DEFAULT_TABLES.jobs
@@ -280,3 +281,45 @@ def test_a_time_that_no_datetime_can_hold_stops_no_claim(
         assert claimed[good].scheduled_for is None
         if due:
             assert getattr(claimed[bad], name).year in (1, 9999)
+
+
+@pytest.mark.parametrize("prepared", [True, False], ids=["as a worker", "as anybody"])
+def test_no_plan_from_a_table_that_was_nearly_empty_reads_the_whole_one_later(
+    engine: Engine, connection: Connection, prepared: bool
+) -> None:
+    """A worker's statements are prepared, and vacuum had left the table a page, or none."""
+    connection.execute(text("ALTER TABLE sa_jobs SET (autovacuum_enabled = off)"))
+    fill(connection, 1, 1, 1)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as vacuum:
+        vacuum.execute(text("VACUUM ANALYZE sa_jobs"))
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as worker:
+        if prepared:
+            presence.prepare_session(worker, "test")
+        for _ in range(12):
+            take_and_finish(worker)
+        fill(connection, 1, 1, 20_000)
+        before = scans(worker)
+        take_and_finish(worker)
+        assert (scans(worker) > before) is not prepared
+
+
+def take_and_finish(worker: Connection) -> None:
+    queue, sending = ["q0"], ["send"]
+    taken = claims.claim(worker, worker="w", queues=queue, handlers=sending, limit=1, lease=30)
+    claims.finish_and_claim(
+        worker,
+        [claims.Settled(one, Finished()) for one in taken],
+        worker="w",
+        queues=queue,
+        handlers=sending,
+        limit=1,
+        lease=30,
+    )
+    claims.reclaim(worker)
+
+
+def scans(worker: Connection) -> int:
+    """Return how often the whole table was read, by the statements of this connection alone."""
+    worker.execute(select(func.pg_stat_force_next_flush()))
+    found = select(text("seq_scan")).select_from(text("pg_stat_user_tables"))
+    return int(worker.execute(found.where(text("relname = 'sa_jobs'"))).scalar_one())

@@ -639,6 +639,16 @@ def test_a_statement_claims_and_ends_no_more_than_a_batch(
     assert max(taken) == batch
 
 
+@pytest.mark.parametrize(("queue", "warned"), [("defualt", True), ("default", False)])
+def test_a_worker_whose_queues_are_those_of_no_handler_says_so(
+    engine: Engine, jobs: Jobs, caplog: pytest.LogCaptureFixture, queue: str, warned: bool
+) -> None:
+    """As with a name that is misspelt: its jobs would wait for ever, with no sign."""
+    jobs.handler("noop")(lambda: None)
+    run_all(engine, jobs, queues=[queue, "extra"])
+    assert ("they have default, and their jobs wait there" in caplog.text) is warned
+
+
 def test_a_worker_takes_so_many_jobs_and_lets_them_end(engine: Engine, jobs: Jobs) -> None:
     """However many it may run at once or claim ahead, and however long they take."""
     began: list[int] = []

@@ -74,6 +74,7 @@ def test_a_cancel_in_the_instant_of_the_end_gives_one_final_state(
     engine = transitions
     ending_now: SimpleQueue[int | None] = SimpleQueue()
     answers: dict[int, str] = {}
+    taken_by: dict[int, Session] = {}
 
     def returns(ctx: JobContext) -> str:
         ending_now.put(ctx.job.id)
@@ -110,7 +111,8 @@ def test_a_cancel_in_the_instant_of_the_end_gives_one_final_state(
             while (job_id := ending_now.get()) is not None:
                 # From before the outcome is written until after.
                 time.sleep(random.choice((0, 0, 0.001, 0.002, 0.004)))
-                if job_id not in answers:
+                # A job that is tried again is named twice; only the first to come here cancels it.
+                if taken_by.setdefault(job_id, session) is session and job_id not in answers:
                     answers[job_id] = cancel(session, job_id)
                     session.commit()
 
